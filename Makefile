@@ -156,6 +156,7 @@ lint: $(VENV)/installed  ## check style and types: ruff, mypy, pyright and clang
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pyright
+	$(BIN)/python tests/support/verify_types.py
 	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
 
 format: $(VENV)/installed  ## rewrite the sources in the style that lint checks

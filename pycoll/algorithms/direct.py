@@ -11,13 +11,27 @@ from functools import partial, update_wrapper
 from typing import Any
 
 from pycoll.algorithms.copies import keep
-from pycoll.schedule.ir import IN, OUT, TMP, Algorithm, algorithm, at, fold, together
+from pycoll.schedule.ir import (
+    IN,
+    OUT,
+    TMP,
+    Algorithm,
+    Buffer,
+    Piece,
+    Vector,
+    algorithm,
+    at,
+    fold,
+    together,
+)
 
 BLOCKS = 2
 """Blocks of a vector that one rank lays out while others fetch those before."""
 
 
-def in_both_orders(collective: str, name: str, **options: Any) -> Callable[..., tuple]:
+def in_both_orders(
+    collective: str, name: str, **options: Any
+) -> Callable[..., tuple[Algorithm, Algorithm]]:
     """Make two algorithms of a generator with ``tree=``: in tree order and in rank order."""
 
     def variant(rounds: Callable[..., Any], name: str, order: str) -> Algorithm:
@@ -30,7 +44,7 @@ def in_both_orders(collective: str, name: str, **options: Any) -> Callable[..., 
     return decorate
 
 
-def everywhere(n, buffer, chunk=0):
+def everywhere(n: int, buffer: Buffer, chunk: Vector = 0) -> list[Piece]:
     """One piece on each rank, in rank order."""
     return [at(peer, buffer, chunk) for peer in range(n)]
 

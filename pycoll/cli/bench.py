@@ -58,7 +58,7 @@ _OUTPUT: dict[str, dict[str, Any]] = {
 ALL_FLAGS = _WHAT | _OUTPUT
 
 
-def add_parser(subparsers: argparse._SubParsersAction) -> None:
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add ``bench`` to the command line."""
     parser = subparsers.add_parser(
         "bench",

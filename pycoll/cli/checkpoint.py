@@ -12,7 +12,7 @@ from pycoll.parallel.checkpoint.reshard import reshard
 from pycoll.parallel.precision import dtype_of
 
 
-def add_parser(subparsers: argparse._SubParsersAction) -> None:
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add ``checkpoint`` to the command line."""
     parser = subparsers.add_parser(
         "checkpoint", description="Show, verify or rewrite a checkpoint of a training run."

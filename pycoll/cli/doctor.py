@@ -47,7 +47,7 @@ class Check:
     required: bool = True  # pycoll does not work without it
 
 
-def add_parser(subparsers: argparse._SubParsersAction) -> None:
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add ``doctor`` to the command line."""
     subparsers.add_parser("doctor", description="Check this installation; exit 1 if it is broken.")
 

@@ -25,7 +25,7 @@ from pycoll.types import DType, Kind, ReduceOp
 _WAYS = ("staged", "in place")  # by whether peers reach the arrays
 
 
-def add_parser(subparsers: argparse._SubParsersAction) -> None:
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add ``explain`` to the command line."""
     parser = subparsers.add_parser(
         "explain",

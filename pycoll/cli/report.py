@@ -10,7 +10,7 @@ from pycoll.cli.common.text import table
 from pycoll.errors import ArgumentError
 
 
-def add_parser(subparsers: argparse._SubParsersAction) -> None:
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add ``report`` to the command line."""
     parser = subparsers.add_parser(
         "report",

@@ -25,7 +25,7 @@ RESTARTS = 10
 MAX_RANKS = 4096  # kMaxWorldSize of csrc/memory/control.h: more than that no communicator takes
 
 
-def add_parser(subparsers: argparse._SubParsersAction) -> None:
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add ``run`` to the command line."""
     parser = subparsers.add_parser(
         "run",

@@ -55,7 +55,7 @@ call. *Symmetric* arrays are those of `comm.empty`.
 """
 
 
-def add_parser(subparsers: argparse._SubParsersAction) -> None:
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add ``show`` to the command line."""
     parser = subparsers.add_parser(
         "show", description="Draw the schedule of an algorithm; without -o, print its rounds."

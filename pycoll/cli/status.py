@@ -17,7 +17,7 @@ HANG_STATUS = 1
 _PERIOD_S = 1.0
 
 
-def add_parser(subparsers: argparse._SubParsersAction) -> None:
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add ``status`` to the command line."""
     parser = subparsers.add_parser(
         "status",

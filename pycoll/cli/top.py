@@ -15,7 +15,7 @@ from pycoll.observe.shares import watch
 from pycoll.observe.status import Status, compare
 
 
-def add_parser(subparsers: argparse._SubParsersAction) -> None:
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add ``top`` to the command line."""
     parser = subparsers.add_parser(
         "top",

@@ -34,7 +34,7 @@ _SHARE = 0.5  # of the budget for calls that are timed; the rest is preparation
 _MOST_S = 3600.0
 
 
-def add_parser(subparsers: argparse._SubParsersAction) -> None:
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add ``tune`` to the command line."""
     parser = subparsers.add_parser(
         "tune",

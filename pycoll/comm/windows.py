@@ -26,7 +26,9 @@ class Window:
 
     def __init__(self, heap: Any, local: np.ndarray, places: list[int]) -> None:
         """Take the addresses of the arrays in this process, by rank."""
-        self._heap, self.local, self._places = heap, local, places
+        self._heap = heap
+        self.local = local
+        self._places = places
 
     def at(self, rank: int) -> np.ndarray:
         """Return the array of a ``rank``, in its memory: reads and stores take effect there.

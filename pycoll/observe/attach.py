@@ -17,12 +17,12 @@ class Watcher:
 
     def __init__(self, session: Any) -> None:
         self._session = weakref.ref(session)
-        self.errors = 0
+        self.errors: int = 0
         self.tracer: Tracer | None = None
         self.metrics: Metrics | None = None
         self._dump_dir, self._dumped = session.config.dump_dir, False
 
-    def failed(self, error: BaseException, report: dict | None) -> None:
+    def failed(self, error: BaseException, report: dict[str, Any] | None) -> None:
         """Count an error of the engine, and write what led to the first one."""
         self.errors += 1
         session = self._session()
@@ -42,7 +42,7 @@ class Watcher:
         """Return counts by collective, while calls are traced."""
         return self.tracer.counted() if self.tracer is not None else {}
 
-    def start_trace(self, folder: str | os.PathLike) -> None:
+    def start_trace(self, folder: str | os.PathLike[str]) -> None:
         """Trace calls from the next one on."""
         session = self._session()
         self.tracer = Tracer(session, folder)

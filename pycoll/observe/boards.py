@@ -37,7 +37,8 @@ class Boards:
 
     def __init__(self, cookie: int, world_size: int) -> None:
         """Begin without any."""
-        self.cookie, self.world_size = cookie, world_size
+        self.cookie = cookie
+        self.world_size = world_size
         self.boards: dict[int, _C.BoardSight] = {}
 
     def rank(self, rank: int, calls: int = 1) -> dict[str, Any]:

@@ -26,7 +26,9 @@ _CALLS = 63  # of each rank, all that its memory has
 _OWN = f"{os.sep}pycoll{os.sep}"
 
 
-def write(session: Any, error: BaseException, report: dict | None, folder: str) -> Path | None:
+def write(
+    session: Any, error: BaseException, report: dict[str, Any] | None, folder: str
+) -> Path | None:
     """Write what is known on this rank about an error; None if that fails.
 
     The error is what the user has to hear of, so nothing is raised here.
@@ -44,7 +46,7 @@ def write(session: Any, error: BaseException, report: dict | None, folder: str) 
     return None
 
 
-def contents(session: Any, error: BaseException, report: dict | None) -> dict[str, Any]:
+def contents(session: Any, error: BaseException, report: dict[str, Any] | None) -> dict[str, Any]:
     """Return all that a dump says."""
     members = list(session.job_ranks or session.members or range(session.world_size))
     ranks = list(_ranks(session, members))

@@ -31,7 +31,7 @@ class Metrics:
                 "PYCOLL_METRICS_PORT needs prometheus-client: pip install prometheus-client"
             ) from None
         self._session = weakref.ref(session)
-        self.port = port + session.rank
+        self.port: int = port + session.rank
         registry = CollectorRegistry()
         registry.register(self)  # type: ignore[arg-type]
         try:

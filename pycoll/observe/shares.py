@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 from pycoll.observe.look import Group, Look
 from pycoll.observe.processes import rss_bytes
@@ -67,7 +68,7 @@ class Shares:
             return 0.0
         return (rows[-1][1] - rows[0][1]) / (rows[-1][0] - rows[0][0])
 
-    def count(self, before: int, own: dict) -> None:
+    def count(self, before: int, own: dict[str, Any]) -> None:
         """Count the calls of a rank after that of number `before`; the look sees the newest."""
         new = [call for call in own["calls"] if call["call_seq"] > before]
         for call in new:
@@ -146,7 +147,7 @@ def _carries(call: dict) -> tuple[Call, int]:
     return what, what.count * type_bytes(what.dtype)
 
 
-def _awaited(group: Group, own: dict) -> int:
+def _awaited(group: Group, own: dict[str, Any]) -> int:
     if own["waiting_peer"] >= 0 and not own["arrived"]:
         return group.members[own["waiting_peer"]]
     if own["message_way"] and own["message_peer"] >= 0:

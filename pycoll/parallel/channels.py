@@ -53,7 +53,7 @@ class Ledger:
     def __init__(self) -> None:
         self.stored: Counter[str] = Counter()
         self.live: Counter[str] = Counter()
-        self.peak = 0
+        self.peak: int = 0
         self.wire: Counter[tuple[str, str]] = Counter()
         self.calls: Counter[tuple[str, str, str]] = Counter()
         self.waits: Counter[str] = Counter()
@@ -160,8 +160,12 @@ class Channel:
     """
 
     def __init__(self, comm: Communicator, name: str, ledger: Ledger, device: str = "cpu") -> None:
-        self.comm, self.name, self.ledger, self.device = comm, name, ledger, device
-        self.rank, self.world_size = comm.rank, comm.world_size
+        self.comm = comm
+        self.name = name
+        self.ledger = ledger
+        self.device = device
+        self.rank: int = comm.rank
+        self.world_size: int = comm.world_size
 
     def empty(self, count: int, dtype: Any, kind: str) -> Any:
         """Allocate `count` elements of symmetric memory, counted under a kind.
@@ -255,8 +259,11 @@ class Metered:
             purpose: What the bytes are for.
             order: Order of reductions; see `pycoll.Communicator.all_reduce`.
         """
-        self.rank, self.world_size = comm.rank, comm.world_size
-        self.comm, self._ledger, self._order = comm, ledger, order
+        self.rank: int = comm.rank
+        self.world_size: int = comm.world_size
+        self.comm = comm
+        self._ledger = ledger
+        self._order = order
         self._group, self._purpose = group, purpose
 
     def all_reduce(self, x: Any, op: str = "sum") -> Any:
@@ -323,15 +330,18 @@ class Groups:
         """
         for axis, size in mesh.axes.items():
             check_axis(axis, size, known)
-        self.mesh, self.ledger, self._device = mesh, ledger, device
-        self.axes = dict(mesh.axes)
+        self.mesh = mesh
+        self.ledger = ledger
+        self._device = device
+        self.axes: dict[str, int] = dict(mesh.axes)
         self._owned: list[Communicator] = []
-        self.shards = self._duplicate("dp", mesh.group("dp", "cp"))
-        self.replica = self._duplicate("replica", mesh.group("replica"))
-        self.data = self._duplicate("data", mesh.group("replica", "dp", "cp"))
-        self.tensor = self._duplicate("tp", mesh.group("tp"))
-        self.world = self.stage = self._duplicate("world", mesh.world)
-        self.pipeline = Channel(mesh.group("pp"), "pp", ledger, device)
+        self.shards: Channel = self._duplicate("dp", mesh.group("dp", "cp"))
+        self.replica: Channel = self._duplicate("replica", mesh.group("replica"))
+        self.data: Channel = self._duplicate("data", mesh.group("replica", "dp", "cp"))
+        self.tensor: Channel = self._duplicate("tp", mesh.group("tp"))
+        self.world: Channel = self._duplicate("world", mesh.world)
+        self.stage: Channel = self.world
+        self.pipeline: Channel = Channel(mesh.group("pp"), "pp", ledger, device)
         if self.pipeline.world_size > 1:
             self.pipeline = self._duplicate("pp", mesh.group("pp"))
             self.stage = self._duplicate("stage", mesh.group("replica", "dp", "cp", "tp"))

@@ -34,7 +34,8 @@ class GPT:
             seed: Seed of the initial parameters, which do not depend on the mesh.
             tied: The head uses the table of the token embedding, as GPT-2 does.
         """
-        self.config, key = config, Key(seed)
+        self.config = config
+        key = Key(seed)
         blocks = [f"block{i}" for i in range(config.depth)]
         tied_to = "embedding.token.weight" if tied else None
         head = config.widening(config.vocabulary, key.fold("head"), bias=False, tied_to=tied_to)

@@ -62,7 +62,9 @@ class Sampler:
             check_number(name, value, "[1, inf)", whole=True)
         if batch % (micro_batch or 1):
             raise ArgumentError(f"micro_batch={micro_batch} does not divide batch={batch}")
-        self.size, self.batch, self.micro_batch = int(size), int(batch), micro_batch
+        self.size: int = int(size)
+        self.batch: int = int(batch)
+        self.micro_batch = micro_batch
         self.position: int = 0
         self._key, self._shuffle = Key(seed, ("samples",)), shuffle
         self._order: tuple[int, np.ndarray] = (-1, np.empty(0, np.int64))

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from pycoll.comm import Communicator
 from pycoll.errors import ArgumentError
 from pycoll.parallel.nn import initial
-from pycoll.parallel.nn.layer import Layer
+from pycoll.parallel.nn.layer import Layer, ParameterSpec
 from pycoll.parallel.random import Cursor
 from pycoll.parallel.tensor.layers import VocabParallelCrossEntropy
 from pycoll.parallel.tensor.regions import Region
@@ -52,7 +52,9 @@ class LayerModule(torch.nn.Module):
                 another layer.
         """
         super().__init__()
-        self.layer, self.comm, self.specs = layer, comm, layer.parameters()
+        self.layer = layer
+        self.comm = comm
+        self.specs: dict[str, ParameterSpec] = layer.parameters()
         for name, spec in self.specs.items():
             if spec.tied_to:
                 raise ArgumentError(
@@ -86,7 +88,7 @@ class LayerModule(torch.nn.Module):
         """Apply the layer."""
         return _Apply.apply(self, x, *(self.get_parameter(name) for name in self.specs))
 
-    def gradients(self, saved: Any, params: dict, dy: torch.Tensor) -> Sequence[Any]:
+    def gradients(self, saved: Any, params: dict[str, Any], dy: torch.Tensor) -> Sequence[Any]:
         """Return the gradients of the input and of the parameters, in order."""
         dx = self.layer.backward_input(params, saved, dy)
         found = self.layer.backward_weight(params, saved, dy)

@@ -6,8 +6,8 @@ import torch.distributed as dist
 
 try:
     from torchft.process_group import ProcessGroupWrapper
-except ImportError as error:
-    raise ImportError("pycoll.torch.torchft needs torchft: pip install torchft-nightly") from error
+except ImportError as _error:
+    raise ImportError("pycoll.torch.torchft needs torchft: pip install torchft-nightly") from _error
 
 from pycoll.torch.backend.group import ProcessGroupPycoll as Group
 from pycoll.torch.backend.group import create

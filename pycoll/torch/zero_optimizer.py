@@ -86,6 +86,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
     """
 
     _step_supports_amp_scaling = True  # so that GradScaler leaves it to `step` to skip one
+    ledger: Ledger
+    grad_norm: float = 0.0
 
     def __init__(
         self,
@@ -125,16 +127,16 @@ class ZeroOptimizer(torch.optim.Optimizer):
             check_number("clip_norm", clip_norm, "(0, inf]")
         given = [{"params": list(module.parameters())}] if groups is None else groups
         super().__init__([dict(g) if isinstance(g, dict) else g for g in given], {})
-        self.ledger, self._order, self._clip = Ledger(), order, clip_norm
+        self._order, self._clip, self.ledger = order, clip_norm, Ledger()
         facts = [f"optimizer={kind_text(kind)}", f"{bucket_bytes=}", f"{order=!s}", f"{clip_norm=}"]
         frozen = check_groups(self.param_groups, module, facts, Channel(comm, "dp", self.ledger))
         model = chain_of(module)
         self._channel = Channel(comm.dup(), "dp", self.ledger)
         self._buckets: list[ZeroBucket] = []
-        self.inner = kind(self._make_blocks(model, module, bucket_bytes), **settings)
+        self.inner: Any = kind(self._make_blocks(model, module, bucket_bytes), **settings)
         parts = [part for bucket in self._buckets for part in bucket.parts]
         self._views = Views("optimizer", frozen, parts)
-        self.defaults, self.grad_norm = self.inner.defaults, 0.0
+        self.defaults: Any = self.inner.defaults
         copy_settings(self.inner, self)
         warnings.filterwarnings("ignore", "GradScaler is going to stop passing", FutureWarning)
 
@@ -290,7 +292,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
         """
         before = self.param_groups
         super().load_state_dict(state_dict)
-        loaded, self.state = self.state, defaultdict(dict)
+        loaded = self.state
+        self.state: defaultdict[Any, Any] = defaultdict(dict)
         pairs = [(p, loaded.get(p, {})) for bucket in self._buckets for p in bucket.params]
         sharded, channel = sharded_names(pairs), self._channel
         try:

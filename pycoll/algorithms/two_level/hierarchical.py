@@ -107,9 +107,10 @@ def _product(
     )(rounds)
 
 
-hierarchical = _product("hierarchical", halving_doubling.all_reduce)
-hierarchical_ring = _product("hierarchical_ring", ring.all_reduce)
-hierarchical_tree = _product(  # trees nest: groups of 2, 4, 8, ... ranks give the in-order tree
+hierarchical: Algorithm = _product("hierarchical", halving_doubling.all_reduce)
+hierarchical_ring: Algorithm = _product("hierarchical_ring", ring.all_reduce)
+# Trees nest: groups of 2, 4, 8, ... ranks give the in-order tree.
+hierarchical_tree: Algorithm = _product(
     "hierarchical_tree",
     halving_doubling.all_reduce,
     order="tree",

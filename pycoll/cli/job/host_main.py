@@ -35,7 +35,8 @@ class HostJob(Job):
 
     def __init__(self, task: dict[str, Any], wakeup: int) -> None:
         super().__init__(task["end"] - task["first"], None, wakeup)
-        self.first, self._task = task["first"], task
+        self.first: int = task["first"]
+        self._task = task
         self._selector.register(_STDIN, selectors.EVENT_READ, self)
 
     def _begin(self, rank: int, command: list[str], tagged: bool) -> None:

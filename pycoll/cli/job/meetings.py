@@ -54,7 +54,8 @@ class Meetings:
 
     def __init__(self, least: int) -> None:
         """Begin; no communicator is to have fewer than `least` ranks."""
-        self.least, self.epoch = least, -1
+        self.least = least
+        self.epoch: int = -1
         self.places: dict[int, Place] = {}
         self._offer: Offer | None = None
         self._void: list[Offer] = []  # of which somebody has still to hear that they are

@@ -20,6 +20,7 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from importlib.machinery import SourceFileLoader
 from types import CodeType, ModuleType, TracebackType
 
@@ -165,7 +166,7 @@ class Page(io.StringIO):
 
     def __init__(self, stream: io.TextIOBase) -> None:
         super().__init__()
-        self.isatty = stream.isatty  # type: ignore[method-assign]
+        self.isatty: Callable[[], bool] = stream.isatty  # type: ignore[method-assign]
 
 
 def show_at_once(kind: type, value: BaseException, trace: TracebackType | None) -> None:

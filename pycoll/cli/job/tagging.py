@@ -38,7 +38,7 @@ class TaggedStream:
         self._sink = sink
         self._parts: list[bytes] = []  # of the line that has no end yet; joined only once
         self._nbytes = 0
-        self.due = math.inf  # when to pass them on without an end, see `settle`
+        self.due: float = math.inf  # when to pass them on without an end, see `settle`
         os.set_blocking(source.fileno(), False)
 
     def fileno(self) -> int:

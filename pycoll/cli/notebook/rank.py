@@ -29,8 +29,9 @@ class Lines(io.TextIOBase):
 
     encoding = "utf-8"  # type: ignore[assignment]
 
-    def __init__(self, tell: Any) -> None:
-        self.tell, self.rest = tell, ""
+    def __init__(self, send: Any) -> None:
+        self.send = send
+        self.rest: str = ""
 
     def writable(self) -> bool:
         """It is for writing."""
@@ -40,7 +41,7 @@ class Lines(io.TextIOBase):
         """Send the lines that end in `text`; what follows waits for its end."""
         *lines, self.rest = (self.rest + text).split("\n")
         for line in lines:
-            self.tell({"out": line})
+            self.send({"out": line})
         return len(text)
 
     def finish(self) -> None:
@@ -56,11 +57,13 @@ class Rank:
         """Join the job, and tell the notebook."""
         here = socket.socket(socket.AF_UNIX)
         here.connect(path)
-        self.notebook = Connection(here.detach())
-        self.job = pycoll.init()
-        self.comm = self.job.dup()  # what a failed cell breaks; the job's stays for the next one
+        self.notebook: Connection = Connection(here.detach())
+        self.job: pycoll.Communicator = pycoll.init()
+        # What a failed cell breaks; the job's stays for the next one.
+        self.comm: pycoll.Communicator = self.job.dup()
         self.orders: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
-        self.main = sys.modules["__main__"] = ModuleType("__main__")
+        self.main: ModuleType = ModuleType("__main__")
+        sys.modules["__main__"] = self.main
         self.main.__dict__.update(pycoll=pycoll, __builtins__=__builtins__)
         self.tell({"rank": self.job.rank, "pid": os.getpid()})
 

@@ -22,9 +22,9 @@ class MadeBefore:
     def __init__(self) -> None:
         """Begin with none."""
         self._ndarray = arrays.cupy().ndarray
-        self._calls: dict[tuple, tuple[list[Prepared], Any]] = {}
+        self._calls: dict[tuple[Any, ...], tuple[list[Prepared], Any]] = {}
 
-    def key(self, request: CallRequest, stream: int, *given: Any) -> tuple | None:
+    def key(self, request: CallRequest, stream: int, *given: Any) -> tuple[Any, ...] | None:
         """Return what decides a call, or None where that is more than this class knows.
 
         Args:
@@ -58,7 +58,9 @@ class MadeBefore:
                 return x.data_ptr(), x.shape, x.dtype, x.get_device(), x.is_neg(), x.is_conj()
         return False
 
-    def find(self, key: tuple | None, keep: tuple, results: Iterable[Any]) -> Any:
+    def find(
+        self, key: tuple[Any, ...] | None, keep: tuple[Any, ...], results: Iterable[Any]
+    ) -> Any:
         """Return the calls of the ranks anew, and what `note` was given, or None.
 
         Args:
@@ -76,7 +78,9 @@ class MadeBefore:
         ]
         return again, more
 
-    def note(self, key: tuple | None, calls: Sequence[Prepared], more: Any = None) -> None:
+    def note(
+        self, key: tuple[Any, ...] | None, calls: Sequence[Prepared], more: Any = None
+    ) -> None:
         """Remember the calls of the ranks, unless they work on copies."""
         if key is None or any(c.gathers or c.scatters or c.registered for c in calls):
             return

@@ -47,7 +47,7 @@ class MessageState:
 
     def __init__(self, world_size: int) -> None:
         """Begin with none."""
-        self.numbers = [0] * world_size  # of the next part to each rank
+        self.numbers: list[int] = [0] * world_size  # of the next part to each rank
         self.unfit: list[Arrived] = []  # they stay, as who received them had another array
         self.held: deque[tuple[Any, Any]] = deque()  # event, arrays: under way
         self.unsettled: set[DeviceSend] = set()  # sent from the heap, and not waited for
@@ -268,7 +268,8 @@ class DeviceSend(Work):
         self, messages: DeviceMessages, message: Message, event: Any, memory: Any, unsettled: bool
     ) -> None:
         self._messages, self._message, self._memory = messages, message, memory
-        self.event, self._unsettled = event, unsettled
+        self.event: Any = event
+        self._unsettled = unsettled
         messages.keep(self, unsettled)
 
     def done(self) -> bool:

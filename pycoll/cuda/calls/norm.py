@@ -133,7 +133,9 @@ class NormCall:
         self._numbers = check_eps(eps), check_order(order) == "tree"
         self._algorithm = algorithm
         given = zip(xs, residuals, outs, kept, strict=True)
-        self.ranks = [check_norm(self._look, x, weight, r, y, h) for x, r, y, h in given]
+        self.ranks: list[NormArrays] = [
+            check_norm(self._look, x, weight, r, y, h) for x, r, y, h in given
+        ]
         if len({(v.x.dtype, tuple(v.x.array.shape)) for v in self.ranks}) > 1:
             raise ArgumentError("the arrays of all ranks must have the same shape and dtype")
         for name in ("residual", "out", "residual_out"):

@@ -52,7 +52,7 @@ class DevicePlans:
         """Return the call itself."""
         return spec
 
-    def known(self, key: tuple, make: Callable[[], Any]) -> Any:
+    def known(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
         """Make it anew: the choice depends on more than the key."""
         return make()
 

@@ -70,7 +70,8 @@ class DeviceSide:
             session: The host communicator.
             transport: How the ranks reach each other's devices.
         """
-        self._session, self.transport = session, transport
+        self._session = session
+        self.transport = transport
         self._cupy = arrays.cupy()
         self._number_of = lru_cache(maxsize=64)(number_of)
         self._launches = LaunchOrder()

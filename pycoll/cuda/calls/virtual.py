@@ -56,7 +56,8 @@ class VirtualRanks(NormRanks, RaggedRanks):
         if not 0 <= device < count:
             raise ArgumentError(f"device={device!r}; accepted: 0 to {count - 1}")
         self._cupy = arrays.cupy()
-        self.world_size, self.device = n, device
+        self.world_size = n
+        self.device = device
         self._group = library().pointer("group_virtual", device, n, MAX_BLOCKS)
         self._calls = CallCache(self._group, n, range(n))
         self._launches = LaunchOrder()
@@ -303,7 +304,8 @@ class Launch:
     ) -> None:
         """Keep what is needed; see `VirtualRanks.bind`."""
         self._launch, self._launched = ranks.launch, False
-        self.prepared, self._results = prepared, results
+        self.prepared = prepared
+        self._results = results
         self._copies = [copy for p in prepared for copy in p.gathers]
         self._stream, self._alive = arrays.stream_of(stream), stream
         self.spec: CallSpec = prepared[0].spec

@@ -85,8 +85,10 @@ class DeviceHeap(AnyMemory):
             nbytes: Capacity.
             virtual: Make it of virtual memory where the device has that.
         """
-        self.device, self.nbytes, self.base = device, nbytes, 0
-        self.virtual = virtual and bool(library().support(device) & VMM)
+        self.device = device
+        self.nbytes = nbytes
+        self.base: int = 0
+        self.virtual: bool = virtual and bool(library().support(device) & VMM)
         self.mapping: Mapping | None = None
 
     def _make(self) -> None:

@@ -285,9 +285,10 @@ class Library:
             raise unavailable(
                 f"{path.name} has version {found}, expected {ABI}", "build pycoll again"
             )
-        self.supports, self.in_packets = self._dll.pycoll_cuda_supports, in_packets
+        self.supports: Any = self._dll.pycoll_cuda_supports
+        self.in_packets = in_packets
         self.message_parts = message_parts
-        self.for_host = self.versions()[1] == 0
+        self.for_host: bool = self.versions()[1] == 0
 
     def call(self, name: str, *arguments: Any) -> None:
         """Call ``pycoll_cuda_<name>``.

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from ctypes import byref
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -69,7 +70,7 @@ def extent_of(spec: CallSpec, plan: Plan, world_size: int) -> Extent:
 
 def device_spec(
     spec: CallSpec, plan: Plan, world_size: int, number: int, table: ChunkLayout | None = None
-) -> tuple[Spec, tuple]:
+) -> tuple[Spec, tuple[Any, ...]]:
     """Return a plan with numbers as the device library takes it, and what has to stay alive."""
     numbers = _numbers(spec, plan, world_size, number)
     places: list[np.ndarray] = []

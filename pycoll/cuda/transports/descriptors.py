@@ -32,7 +32,7 @@ class Counter:
         Raises:
             OSError: If there are no such sockets, or no descriptors left.
         """
-        self.name = b"\0pycoll-" + secrets.token_hex(8).encode()
+        self.name: bytes = b"\0pycoll-" + secrets.token_hex(8).encode()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._socket.bind(self.name)

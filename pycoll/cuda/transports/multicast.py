@@ -69,7 +69,7 @@ class HeapMulticast:
         counter = session.refusing(_counter)
         try:
             members = self._meet(device, counter)
-            self.why = refusal(members)
+            self.why: str = refusal(members)
             if not self.why:
                 self._make(members, counter)
         finally:

@@ -42,7 +42,8 @@ class NcclTransport(Transport):
         Raises:
             CudaUnavailable: If there is none, or no device library for the folds.
         """
-        self.device, self.memory = device, NoMemory()
+        self.device = device
+        self.memory: NoMemory = NoMemory()
         self._binding = find_binding()
         library().call("preload", device)
         self._rank, self._n = session.rank, session.world_size

@@ -45,7 +45,7 @@ class Binding:
     _NATIVE: ClassVar[dict[Kind, str]]  # NCCL's own collectives, as the binding spells them
     _comm: Any  # the communicator as a whole
     _functions: Any  # what has the functions of point-to-point and collective communication
-    _handle: tuple = ()  # what they take before the stream
+    _handle: tuple[Any, ...] = ()  # what they take before the stream
     _group_ends: tuple[Callable[[], Any], Callable[[], Any]]
 
     @contextmanager
@@ -67,7 +67,13 @@ class Binding:
         self._run("recv", pointer, nbytes, _BYTES, peer, stream=stream)
 
     def native(
-        self, kind: Kind, pointers: tuple[int, int], count: int, code: int, more: tuple, stream: int
+        self,
+        kind: Kind,
+        pointers: tuple[int, int],
+        count: int,
+        code: int,
+        more: tuple[Any, ...],
+        stream: int,
     ) -> None:
         """Run NCCL's own collective; ``more`` holds the operation, the root, or nothing."""
         if kind not in self._NATIVE:

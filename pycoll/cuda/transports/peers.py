@@ -78,7 +78,9 @@ class PeerTransport(Transport):
         library().call("preload", device)
         _free_retired()
         self.device = device
-        self.memory = DeviceHeap(device, heap_bytes, session.config.device_memory == "auto")
+        self.memory: DeviceHeap = DeviceHeap(
+            device, heap_bytes, session.config.device_memory == "auto"
+        )
         self._maps = PeerMaps(session.rank, device)
         self._rank, self._n = session.rank, session.world_size
         self._connected: list[int] | None = None  # generations as of the newest exchange

@@ -43,7 +43,7 @@ class Tracer:
         ArgumentError: If the folder cannot be written.
     """
 
-    def __init__(self, session: Any, folder: str | os.PathLike) -> None:
+    def __init__(self, session: Any, folder: str | os.PathLike[str]) -> None:
         self._session = weakref.ref(session)
         self._engine, self._sites, self._heap = session.runner, session.sites, session.memory
         api = session.job.api if session.control is None else None

@@ -45,7 +45,10 @@ class _Shape(np.ndarray):
         return super().__array_function__(function, types, args, kwargs)
 
     shape = property(lambda self: self.claimed)
-    nbytes = property(lambda self: prod(self.claimed) * self.itemsize)
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.claimed) * self.itemsize
 
     def __getitem__(self, key: Any) -> _Shape:
         count = len(range(*key.indices(self.claimed[0])))
@@ -61,7 +64,8 @@ class DryComm:
     rank = 0
 
     def __init__(self, axes: Mapping[str, int]) -> None:
-        self.axes, self.world_size = axes, prod(axes.values())
+        self.axes = axes
+        self.world_size: int = prod(axes.values())
 
     @property
     def world(self) -> DryComm:
@@ -84,7 +88,8 @@ class DryComm:
         """Move nothing."""
         return self
 
-    reduce_scatter = all_gather = all_reduce
+    all_gather = all_reduce
+    reduce_scatter = all_reduce
 
     def wait(self) -> None:
         """Wait for nothing."""
@@ -94,7 +99,8 @@ class DryOptimizer:
     """Has states, and does nothing."""
 
     def __init__(self, slots: Sequence[str]) -> None:
-        self.lr, self.slots = 0.0, slots
+        self.lr: float = 0.0
+        self.slots = slots
 
     def update(self, args: Any, fused: bool = True) -> None:
         """Leave everything as it is."""

@@ -43,7 +43,8 @@ class Reader:
         Raises:
             Damaged: If it cannot be used.
         """
-        self.path, self.manifest = path, Manifest.read(path)
+        self.path = path
+        self.manifest: Manifest = Manifest.read(path)
         self._library = safetensors()
         self._open: dict[str, Any] = {}
 

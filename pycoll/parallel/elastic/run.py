@@ -109,6 +109,9 @@ class Elastic:
         changes: All changes that this rank has seen.
     """
 
+    comm: Communicator
+    steps: int
+    step: int
     _engine: DataParallel | None = None
     _error: CollError | None = None
 

@@ -29,8 +29,9 @@ class Chosen:
     """
 
     def __init__(self, epoch: int, step: int, shards: int) -> None:
-        self.epoch, self.step = epoch, step
-        self.providers = [-1] * shards
+        self.epoch = epoch
+        self.step = step
+        self.providers: list[int] = [-1] * shards
         self.left: set[int] = set()
         self.came: set[int] = set()
 

@@ -28,7 +28,7 @@ from pycoll.parallel.engine.agreement import (
     most_micro_batches,
     reduced,
 )
-from pycoll.parallel.engine.offload import keeping
+from pycoll.parallel.engine.offload import Elsewhere, Kept, keeping
 from pycoll.parallel.engine.options import Options
 from pycoll.parallel.engine.passes import Passes, Samples
 from pycoll.parallel.engine.report import StepReport
@@ -39,6 +39,7 @@ from pycoll.parallel.settings import refusal
 from pycoll.parallel.state import values
 from pycoll.parallel.state.bucket import Bucket, Values, update_all
 from pycoll.parallel.state.gradients import plan_sum, sum_losses
+from pycoll.parallel.state.hook import Hook
 from pycoll.parallel.state.layout import Parameter, Unit, make_units, unit_parameters
 from pycoll.parallel.state.parts import Part, hook_parts, own_parts, wanted_parts
 
@@ -88,16 +89,20 @@ class DataParallel:
             ArgumentError: For a setting or a model that cannot be used, naming the parameter.
             MismatchError: If ranks have different models, settings or values.
         """
-        self.options = options = replace(options or Options(), **changes)
-        self.mesh, self.ledger, self.steps = mesh, Ledger(), 0
+        options = replace(options or Options(), **changes)
+        self.options: Options = options
+        self.mesh = mesh
+        self.ledger: Ledger = Ledger()
+        self.steps: int = 0
         self.saving: Any = None
         self._own_samples = 0  # of the running step
+        self.loss_scale: LossScale
         self.loss_scale, self._scaled = options.scaling
         self._hook_scale = self.loss_scale.value  # of what the hook has not sent
         owned = unit_parameters(units := self._make_units(model))
-        self.parameters = [parameter for group in owned for parameter in group]
+        self.parameters: list[Parameter] = [parameter for group in owned for parameter in group]
         check_mesh(self.parameters, mesh)
-        self.groups = Groups(mesh, self.ledger, options.device, self.AXES)
+        self.groups: Groups = Groups(mesh, self.ledger, options.device, self.AXES)
         try:
             self._prepare(model, loss, units, owned)
         except BaseException:
@@ -115,9 +120,9 @@ class DataParallel:
                 f"sync_every={options.sync_every} averages along replica, which {mesh} lacks; "
                 "make the mesh with it, such as Mesh(comm, replica=-1)"
             )
-        self.near = self.groups.of_replica() if options.sync_every else self.groups
+        self.near: Groups = self.groups.of_replica() if options.sync_every else self.groups
         self._calls, self._apart = 0, False
-        self.hook = options.settings.hook
+        self.hook: Hook = options.settings.hook
         self._open_storage(units, owned)
         for bucket in self.buckets if options.sync_every else ():
             options.averaging.prepare(bucket)
@@ -129,8 +134,10 @@ class DataParallel:
         """Make the buckets, and what is not in memory."""
         options, problem = self.options, ""
         try:
+            self.storage: Elsewhere
+            self.kept: Kept
             self.storage, self.kept = keeping(options, self.ledger)
-            self.buckets = self._make_buckets(units, owned)
+            self.buckets: list[Bucket] = self._make_buckets(units, owned)
         except OSError as error:
             if options.offload == "none":
                 raise
@@ -253,10 +260,8 @@ class DataParallel:
         arrived = frozenset().union(*(bucket.gradients.arrived for bucket in buckets))
         if arrived == (first := self._graphs.setdefault(part, arrived)):
             return []
-        return [
-            f"a changed graph: in micro-batch {j} gradients of {', '.join(sorted(arrived ^ first))}"
-            " came or stayed away, unlike in the first one"
-        ]
+        names = ", ".join(sorted(arrived ^ first))
+        return [f"a changed graph: in micro-batch {j} gradients of {names} came or stayed away"]
 
     def _update(self, lr: float, scale: float, norm: float) -> None:
         """Update all parameters with the clipped mean gradient."""
@@ -325,11 +330,7 @@ class DataParallel:
         """
         if self.options.zero:
             raise ArgumentError(f"with zero={self.options.zero} each rank has only its shard")
-        return {
-            entry.parameter.name: entry.view(bucket.gradients.kept)
-            for bucket in self.buckets
-            for entry in bucket.layout.entries
-        }
+        return values.gradients(self.buckets)
 
     def state_dict(self) -> dict[str, Any]:
         """Return parameters and optimizer states in full, independent of the mesh; a collective.

@@ -141,7 +141,10 @@ class Offloaded(Kept):
         return _mapped(packed.tree, leaf)
 
 
-def keeping(options: Options, ledger: Ledger) -> tuple[Storage | HostMemory | None, Kept]:
+Elsewhere = Storage | HostMemory | None
+
+
+def keeping(options: Options, ledger: Ledger) -> tuple[Elsewhere, Kept]:
     """Return where options offload to, if anything, and what keeps activations.
 
     Raises:

@@ -53,7 +53,7 @@ class Passes:
         running: Name of the layer that runs, or ran last.
     """
 
-    running = ""
+    running: str = ""
 
     def __init__(
         self,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from pycoll.errors import ArgumentError
 from pycoll.parallel.channels import Channel, Pending
 from pycoll.parallel.precision import dtype_of
@@ -22,7 +24,7 @@ class Compress(Hook):
         """Choose the type: ``"float16"`` or ``"bfloat16"``."""
         if dtype not in ("float16", "bfloat16"):
             raise ArgumentError(f"dtype={dtype!r}; accepted are float16 and bfloat16")
-        self.dtype = dtype_of(dtype)
+        self.dtype: np.dtype[Any] = dtype_of(dtype)
 
     def _pack(self, data: Any, channel: Channel) -> Any:
         small = channel.empty(data.shape[0], self.dtype, "hook")

@@ -23,8 +23,8 @@ class ErrorFeedback(Hook):
     with another part.
     """
 
-    stages = (0, 1, 2)
-    devices = ("cpu",)
+    stages: tuple[int, ...] = (0, 1, 2)
+    devices: tuple[str, ...] = ("cpu",)
 
     def __init__(self, *tables: str) -> None:
         self._unsent, *_ = tables

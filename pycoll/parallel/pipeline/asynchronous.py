@@ -42,7 +42,9 @@ class Versions:
 
     def __init__(self, buckets: Sequence[Bucket], program: Program, stage: int) -> None:
         self._buckets, self._program, self._stage = buckets, program, stage
-        self.newest, self.most, self._next = 0, 1, 0
+        self.newest: int = 0
+        self.most: int = 1
+        self._next = 0
         self._held = {0: [bucket.version for bucket in buckets]}
         self._used: dict[tuple[int, int], int] = {}
 
@@ -161,7 +163,8 @@ class Stream:
         program = engine.program
         self._program, self._last = program, program.owner(program.depth - 1)
         self._windows = Windows(program.schedule, program.p, program.m, engine.stage)
-        self.most_versions, self._failed = 1, ""
+        self.most_versions: int = 1
+        self._failed = ""
         self.restart()
 
     def restart(self) -> None:

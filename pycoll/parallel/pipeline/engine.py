@@ -62,7 +62,7 @@ class Pipeline(DataParallel):
         cuts: For each chunk of the model the names of its layers.
     """
 
-    AXES = ("replica", "dp", "cp", "pp", "tp")
+    AXES: tuple[str, ...] = ("replica", "dp", "cp", "pp", "tp")
     _TELLS = True
 
     def __init__(

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 from pycoll.errors import ScheduleError
 
 COMPUTE = ("F", "B", "W")
-LAYOUTS = {
+LAYOUTS: dict[str, Callable[[int, int, int], int]] = {
     # chunk number of the c-th chunk of a stage, for p stages
     "loop": lambda stage, c, p: c * p + stage,
     "vee": lambda stage, c, p: stage if c == 0 else 2 * p - 1 - stage,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pycoll.parallel.pipeline.program import B, F, Op, W, pipeline
+from pycoll.parallel.pipeline.program import B, F, Op, Schedule, W, pipeline
 
 
 @pipeline("naive", live=lambda stage, p, m: 1)
@@ -53,7 +53,7 @@ def one_f_one_b(stage: int, p: int, m: int) -> Iterator[Op]:
         yield from (B(i), W(i))
 
 
-def interleaved(chunks: int = 2):  # noqa: ANN201
+def interleaved(chunks: int = 2) -> Schedule:
     """Return the schedule for a number of chunks of a stage: a smaller bubble, more transfers.
 
     Cost: bubble 2 (p - 1) / chunks; chunks times the transfers.

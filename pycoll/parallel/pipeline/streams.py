@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from pycoll.parallel.pipeline.program import B, F, Op, Use, W, pipeline
+from pycoll.parallel.pipeline.program import B, F, Op, Schedule, Use, W, pipeline
 
 _STEPS = 4
 
@@ -47,7 +47,7 @@ def _as_stage_0(use: Use) -> int:
     return max(0, use.micro - use.p + 1)
 
 
-pipedream_sync = replace(
+pipedream_sync: Schedule = replace(
     pipedream,
     name="pipedream_sync",
     weights=_as_stage_0,

@@ -11,7 +11,9 @@ import numpy as np
 
 from pycoll.comm import Communicator
 from pycoll.errors import ArgumentError, PeerLost, Revoked
+from pycoll.parallel.channels import Ledger
 from pycoll.parallel.compare import name_ranks
+from pycoll.parallel.engine.data_parallel import DataParallel
 from pycoll.parallel.engine.passes import Samples
 from pycoll.parallel.engine.report import StepReport
 from pycoll.parallel.server.parts import Parts
@@ -87,8 +89,11 @@ class ParameterServer:
         plan = {"servers": servers, "mode": mode, "staleness": staleness}
         plan |= {"on_death": on_death, "record": record}
         self._parts = self._prepare(comm, model, loss, plan, settings)
-        self.comm, self.ledger, self.engine = comm.dup(), self._parts.ledger, self._parts.engine
-        self.workers, self.serves = comm.world_size - servers, self._parts.serves
+        self.comm: Communicator = comm.dup()
+        self.ledger: Ledger = self._parts.ledger
+        self.engine: DataParallel | None = self._parts.engine
+        self.workers: int = comm.world_size - servers
+        self.serves: bool = self._parts.serves
         self.worker: int | None = None if self.serves else comm.rank
         self._drops = on_death == "drop"
         self._alive = list(range(comm.world_size))  # ranks in `comm` of those in `self.comm`

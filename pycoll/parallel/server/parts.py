@@ -29,6 +29,7 @@ from pycoll.parallel.settings import check_number, describe
 from pycoll.parallel.state import values
 from pycoll.parallel.state.bucket import Bucket
 from pycoll.parallel.state.hook import Hook
+from pycoll.parallel.state.layout import Layout
 
 _BUCKET_BYTES = 4 << 20
 _SETTINGS = ("bucket_bytes", "fused", "optimizer", "order", "precision", "recompute", "wrap")
@@ -60,11 +61,14 @@ class Parts:
         settings: dict[str, Any],
     ) -> None:
         """Make buckets; a collective. See `ParameterServer` for the arguments."""
-        self.ledger, problem = Ledger(), ""
+        self.ledger: Ledger = Ledger()
+        problem = ""
         self.engine: DataParallel | None = None
         world, self._mesh = Channel(comm, "server", self.ledger), Mesh(comm.split(comm.rank), dp=1)
         try:
             _check(plan, settings, comm.world_size)
+            self.form: Form
+            self.layouts: list[Layout]
             self.form, options = self.understand(model, loss, plan["servers"], settings)
             self._options, self.layouts = lay_out(self.form.model, options, plan["servers"])
             check_mesh(parameters_of(self.layouts), self._mesh)
@@ -77,8 +81,9 @@ class Parts:
         facts += [f"{k}={describe(getattr(options, k))}" for k in _SETTINGS if k != "wrap"]
         check_structure(parameters_of(self.layouts), facts, world)
         workers = comm.world_size - plan["servers"]
-        self.places = [workers + s for s in spread(self.layouts, plan["servers"])]
-        self.serves, self._rank = comm.rank >= workers, comm.rank
+        self.places: list[int] = [workers + s for s in spread(self.layouts, plan["servers"])]
+        self.serves: bool = comm.rank >= workers
+        self._rank = comm.rank
         self._groups = Groups(self._mesh, self.ledger)
         if self.serves:
             self._make_server(plan)
@@ -105,7 +110,7 @@ class Parts:
 
     def _make_server(self, plan: dict[str, Any]) -> None:
         options, groups = self._options, self._groups
-        self.buckets = {
+        self.buckets: dict[int, Bucket] = {
             b: Bucket(layout, options.settings, groups)
             for b, layout in enumerate(self.layouts)
             if self.places[b] == self._rank

@@ -79,8 +79,8 @@ class Service:
         """
         self._buckets, self._order, self._lr = buckets, order, lr
         self._most_lead = most_lead
-        self.versions = dict.fromkeys(buckets, 0)
-        self.served = Served()
+        self.versions: dict[int, int] = dict.fromkeys(buckets, 0)
+        self.served: Served = Served()
         self.order: list[tuple[str, int, int]] | None = [] if record else None
         self._copies: dict[tuple[int, int], np.ndarray] = {}
 

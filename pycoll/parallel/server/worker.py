@@ -56,7 +56,7 @@ class Worker:
         self._expected: list[int] = []
         self._announced = False
         self.lines: Lines
-        self.steps = 0
+        self.steps: int = 0
 
     def begin(self, lines: Lines) -> None:
         """Expect the parameters of all buckets, which servers send of their own accord."""
@@ -115,7 +115,8 @@ class Counted:
     """
 
     def __init__(self, loss: Any) -> None:
-        self._loss, self.samples = loss, 0
+        self._loss = loss
+        self.samples: int = 0
 
     def forward(self, logits: Any, targets: Any) -> tuple[float, int, Any]:
         """Return the sum of the losses, the number of samples, and what `backward` needs."""
@@ -146,7 +147,7 @@ class Pushing(Hook):
     def __init__(self, loss: Counted) -> None:
         self._loss, self._numbers = loss, dict[str, int]()
         self.worker: Worker
-        self.lr = math.nan
+        self.lr: float = math.nan
 
     def connect(self, worker: Worker, buckets: Sequence[Bucket]) -> None:
         """Take the buckets of the engine that it serves."""

@@ -40,24 +40,26 @@ class Bucket:
     """
 
     def __init__(self, layout: Layout, settings: Settings, groups: Groups) -> None:
-        self.layout, self._settings, self._groups = layout, settings, groups
+        self.layout = layout
+        self._settings = settings
+        self._groups = groups
         channel, precision, preset = groups.shards, settings.precision, settings.preset
         n = channel.world_size
         self._dtype = dtype_of(precision.parameter)
         stored = layout.padded // (n if preset.parameter == Placement.SHARD else 1)
         data = channel.empty(stored, self._dtype, "parameter")
-        self.parameter = Placed(data, preset.parameter, channel, "parameter")
-        self.complete = Pending(None, data, groups.ledger, "parameter")
-        self.gradients = Gradients(layout, settings, groups)
+        self.parameter: Placed = Placed(data, preset.parameter, channel, "parameter")
+        self.complete: Pending = Pending(None, data, groups.ledger, "parameter")
+        self.gradients: Gradients = Gradients(layout, settings, groups)
         steps_all = preset.optimizer != Placement.SHARD
-        self.size = layout.padded if steps_all else layout.padded // n
-        self.first = 0 if steps_all else self.size * channel.rank
+        self.size: int = layout.padded if steps_all else layout.padded // n
+        self.first: int = 0 if steps_all else self.size * channel.rank
 
         self._states = States(self.size, precision.state, settings.storage, groups.ledger)
         new = partial(self._states.new, data)
-        self.slots = {name: new() for name in settings.optimizer.slots}
-        self.master = new() if precision.master else None
-        self.copy = new() if precision.gradient_copy else None
+        self.slots: dict[str, Any] = {name: new() for name in settings.optimizer.slots}
+        self.master: Any | None = new() if precision.master else None
+        self.copy: Any | None = new() if precision.gradient_copy else None
         self.anchor: Any = None
         self.outer: dict[str, Any] = {}
 

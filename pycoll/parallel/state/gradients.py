@@ -149,7 +149,7 @@ class Gradients:
         self._each = settings.preset.gradient == Placement.SHARD  # reduce each micro-batch
         self._shard = layout.padded // self._channel.world_size
         size = self._shard if self._each else layout.padded
-        self.kept = self._channel.empty(size, self._dtype, "gradient")
+        self.kept: Any = self._channel.empty(size, self._dtype, "gradient")
         self.kept[...] = 0
         more = partial(_empty, self._channel, layout, size, self._dtype, "accumulator")
         self._sums = Sums(self.kept, more)

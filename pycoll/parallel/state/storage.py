@@ -40,7 +40,7 @@ class Storage:
             OSError: If that is not possible.
         """
         with tempfile.TemporaryFile(dir=directory) as file:
-            self.file = os.dup(file.fileno())
+            self.file: int = os.dup(file.fileno())
         weakref.finalize(self, os.close, self.file).atexit = False
         self._thread = ThreadPoolExecutor(1, "pycoll-storage")
         self._lock = threading.RLock()  # a block may be released while another one is reserved
@@ -134,7 +134,7 @@ class Mapped:
     def __init__(self, storage: Storage, start: int, nbytes: int, count: int, dtype: Any) -> None:
         self._map = mmap.mmap(storage.file, pages(nbytes), offset=start)
         self._storage, self._start = storage, start
-        self.array = np.frombuffer(self._map, dtype, count)
+        self.array: np.ndarray = np.frombuffer(self._map, dtype, count)
 
     def touch(self, lo: int, hi: int) -> None:
         """Bring elements ``[lo, hi)`` into memory."""

@@ -113,6 +113,15 @@ def gather_parameters(buckets: Sequence[Bucket], groups: Groups) -> dict[str, np
     return found
 
 
+def gradients(buckets: Sequence[Bucket]) -> dict[str, np.ndarray]:
+    """Return the sums of gradients that this rank has, as views."""
+    return {
+        entry.parameter.name: entry.view(bucket.gradients.kept)
+        for bucket in buckets
+        for entry in bucket.layout.entries
+    }
+
+
 def gather_states(buckets: Sequence[Bucket], groups: Groups) -> dict[str, Any]:
     """Return parameters, in the type in which they are updated, and optimizer states, in full."""
     found: dict[str, Any] = {"parameters": {}}

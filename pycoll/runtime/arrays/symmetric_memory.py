@@ -266,7 +266,7 @@ class PlainMemory(Memory):
 
     def __init__(self) -> None:
         """Take nothing."""
-        self.heap = None
+        self.heap: Any | None = None
 
     def empty(self, shape: int | Sequence[int], dtype: Any, zero: bool = False) -> np.ndarray:
         """Return an ordinary array; refuse what symmetric memory refuses."""

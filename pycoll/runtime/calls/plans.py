@@ -142,7 +142,7 @@ class PlanCache:
         self.world, self.crowded = world, crowded
         self._calls.clear()
 
-    def known(self, key: tuple, make: Callable[[], _Bound]) -> _Bound:
+    def known(self, key: tuple[Any, ...], make: Callable[[], _Bound]) -> _Bound:
         """Return what was made for such a call before, or make it."""
         found = self._calls.get(key)
         if found is None:

@@ -47,7 +47,7 @@ class Prepared:
     in_ptr: int
     out_ptr: int
     result: Any  # what the call returns
-    keep: tuple  # objects that must stay alive until the call is done
+    keep: tuple[Any, ...]  # objects that must stay alive until the call is done
     # it works on the caller's own arrays, or a packed input: a call like it needs no preparation if
     # they are of a kind that the hot path knows
     plain: bool = False

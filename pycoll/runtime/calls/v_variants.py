@@ -158,8 +158,8 @@ def _bound(
 class HostRows:
     """What a v-variant does with arrays in host memory."""
 
-    view = staticmethod(view)
-    new_like = staticmethod(new_like)
+    view: Callable[..., ArrayView] = staticmethod(view)
+    new_like: Callable[..., Any] = staticmethod(new_like)
 
     @staticmethod
     def apart(source: ArrayView, target: ArrayView | None) -> ArrayView:

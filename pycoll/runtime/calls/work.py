@@ -43,7 +43,7 @@ class QueuedCall:
     keep: Any = None  # what has to stay until it has ended, besides the result
     result: Any = None  # what the call gives
     error: Exception | None = None
-    ended = False  # it has ended, and `error` is what it has failed with, or None
+    ended: bool = False  # it has ended, and `error` is what it has failed with, or None
 
     def take_outcome(self, engine: Any, describe: Callable[[str, str], Exception]) -> bool:
         """Take over from the engine how the call has ended; tell whether it has.

@@ -98,11 +98,13 @@ class MpiSession(Session):
         Raises:
             TransportError: If the MPI library is not usable.
         """
-        self.job, self.members = job, members
-        self.memory, self.threads = PlainMemory(), False
+        self.job = job
+        self.members: list[int] = members
+        self.memory: PlainMemory = PlainMemory()
+        self.threads = False
         self._given_up = 0  # sends whose arrays have been kept
         hosts = [job.hosts[m] for m in members]
-        self.cookie = _cookie(f"{job.word} {context} {members} {job.cards}")
+        self.cookie: int = _cookie(f"{job.word} {context} {members} {job.cards}")
         cards = [job.cards[m] for m in members]
         engine = raising(
             _C.MessageEngine,

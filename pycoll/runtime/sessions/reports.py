@@ -101,7 +101,7 @@ _ABORT = 6  # Cause::kAbort: whoever gave up has said why, such as the sender of
 def describe(
     kind: str,
     text: str,
-    report: dict | None,
+    report: dict[str, Any] | None,
     members: Sequence[int] | None = None,
     way_on: str = "",
 ) -> errors.CollError:

@@ -62,7 +62,9 @@ class Session(TaggedMessages):
         Raises:
             TransportError: If the memory cannot be had or does not fit these arguments.
         """
-        self.memory, self.threads, self.control = memory, threads, control
+        self.memory = memory
+        self.threads = threads
+        self.control = control
         self.cookie = control.sight().cookie
         engine = raising(
             _C.Engine, control, memory.heap, rank, timeout_s=config.timeout_s, threads=threads
@@ -70,14 +72,14 @@ class Session(TaggedMessages):
         reads = config.single_copy == "auto"
         plans = PlanCache(engine, rank, world_size, single_copy=reads)
         caller = Caller(plans, memory, by_size=config.symmetric == "numpy")
-        self.offers = _C.Offers.WANTED if reads and not threads else _C.Offers.NEVER
+        self.offers: _C.Offers = _C.Offers.WANTED if reads and not threads else _C.Offers.NEVER
         boxes = _C.Mailboxes(engine, offers=self.offers)
         self._open(rank, world_size, config, engine, boxes, caller)
 
     fast: _C.Fastcall | None = None  # calls that are remembered; none where `_open` is interrupted
     _at_exit: Any = None
     tuning: Tuning | None = None  # what measurement says about the choice of algorithms
-    cores = 1 << 16  # that the ranks of a host may use together, as far as is known
+    cores: int = 1 << 16  # that the ranks of a host may use together, as far as is known
     control: _C.Control | None = None  # where the ranks share memory
     members: list[int] | None = None  # rank in the job of each rank of a group
     job_ranks: list[int] | None = None  # likewise, where `members` are numbers on the transport
@@ -85,11 +87,11 @@ class Session(TaggedMessages):
     closed_because = "this communicator has been closed"
     for_users = False  # a communicator's: it stays open while the program's exit handlers run
     end_numpy: Any = staticmethod(lambda: None)  # ends that NumPy's arrays come from `memory`
-    cookie = 0  # what tells this communicator from all others, alike on its ranks
+    cookie: int = 0  # what tells this communicator from all others, alike on its ranks
     link: Any = None  # to the launcher of a job to which ranks can be added
     epoch = 0  # number of the communicator among those that grow has made for the job
     can_shrink = False  # a communicator can go on without ranks that died or left
-    internal = ("pycoll.",)  # what the names of modules begin with whose lines are not the user's
+    internal: tuple[str, ...] = ("pycoll.",)  # begin the names of modules that are not the user's
     observer: Any = None  # has `failed(error, report)` and `ended()`, which hear of just that
     device: Any = None  # this rank's side of calls on device arrays, once there was one
     open_device: Any = staticmethod(_no_devices)  # a communicator puts there what makes it
@@ -97,19 +99,22 @@ class Session(TaggedMessages):
     def _open(
         self, rank: int, world_size: int, config: Config, engine: Any, boxes: Any, caller: Caller
     ) -> None:
-        self.rank, self.world_size, self.config = rank, world_size, config
+        self.rank = rank
+        self.world_size = world_size
+        self.config = config
         self._in_flight: deque[QueuedCall] = deque()  # in the order of the queue
-        self.under_way = set()
+        self.under_way: set[Any] = set()
         self._adrift: list[Any] = []  # what calls need that may be in the queue, or may be not
         self.children: weakref.WeakSet[Session] = weakref.WeakSet()  # made of some of these ranks
         self.users: weakref.WeakSet[Any] = weakref.WeakSet()  # that have not closed it
-        self.kept: dict[tuple, Any] = {}  # what calls of several parts keep for the next like them
+        # What calls of several parts keep for the next like them.
+        self.kept: dict[tuple[Any, ...], Any] = {}
         self._engine, self._mailboxes, self._caller = engine, boxes, caller
-        runner = self.runner = self._runner()
-        self.sites = CallSites(runner.site, self.internal)
+        self.runner: Any = self._runner()
+        self.sites: CallSites | None = CallSites(self.runner.site, self.internal)
         hooks = self.call, self.site, self._fail, self._queued, self.misused, self._interrupted
         self.fast = _C.Fastcall(
-            runner, self.memory.heap, *map(Hook, hooks), self._in_flight, QueuedCall
+            self.runner, self.memory.heap, *map(Hook, hooks), self._in_flight, QueuedCall
         )
         self._at_exit = functools.partial(leave_at_exit, weakref.ref(self))
         atexit.register(self._at_exit)

@@ -22,7 +22,8 @@ class Joined:
 
     def __init__(self) -> None:
         self._session: weakref.ref[Session] | None = None
-        self.config, self._pid = Config(), 0
+        self.config: Config = Config()
+        self._pid = 0
 
     def remember(self, session: Session, config: Config) -> Session:
         """Keep a session for those who come later, and return it."""

@@ -99,7 +99,7 @@ def close_left_open() -> None:
         module.closer.close()
 
 
-class Hook(weakref.WeakMethod):
+class Hook(weakref.WeakMethod[Callable[..., Any]]):
     """A weak reference to a method that, once its object is gone, gives one that says so.
 
     Python clears weak references to garbage before it calls the ``__del__`` of what lies in it.

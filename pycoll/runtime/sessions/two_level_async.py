@@ -14,7 +14,7 @@ from pycoll.config import check_timeout
 from pycoll.errors import CollTimeout, Revoked
 from pycoll.runtime.calls.work import Work
 
-_Calls = SimpleQueue[tuple[Future, Callable[[], Any]] | None]
+_Calls = SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
 _LONGEST_S = 1e8  # that a thread can wait for another one
 
 
@@ -23,11 +23,11 @@ class DeferredCalls:
 
     def __init__(self) -> None:
         """Begin with none."""
-        self._calls: deque[tuple[Future, Callable[[], Any]]] = deque()
+        self._calls: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
 
-    def submit(self, function: Any, *args: Any) -> Future:
+    def submit(self, function: Any, *args: Any) -> Future[Any]:
         """Note a call."""
-        future: Future = Future()
+        future: Future[Any] = Future()
         self._calls.append((future, lambda: function(*args)))
         return future
 
@@ -62,9 +62,9 @@ class CallThread:
         )
         self._thread.start()
 
-    def submit(self, function: Any, *args: Any) -> Future:
+    def submit(self, function: Any, *args: Any) -> Future[Any]:
         """Add a call."""
-        future: Future = Future()
+        future: Future[Any] = Future()
         self._calls.put((future, lambda: function(*args)))
         return future
 
@@ -99,7 +99,7 @@ class TwoLevelWork(Work):
 
     def __init__(
         self,
-        future: Future,
+        future: Future[Any],
         calls: CallThread | DeferredCalls,
         interrupted: Callable[[str], None],
     ) -> None:

@@ -22,6 +22,7 @@ from pycoll.errors import (
     PeerRejected,
     Revoked,
 )
+from pycoll.runtime.arrays.symmetric_memory import Memory
 from pycoll.runtime.calls.plans import CallSpec
 from pycoll.runtime.calls.prepared import Prepared
 from pycoll.runtime.selection.select import Choice
@@ -81,11 +82,12 @@ class TwoLevelSession(MpiSession):
         topology: Topology,
     ) -> None:
         """Join; see `MpiSession`. The node session becomes this one's own."""
-        self.node, self.topology = node, topology
+        self.node = node
+        self.topology = topology
         node.members = list(topology.mates)
         super().__init__(job, members, rank, context, config)
         atexit.unregister(node._at_exit)  # it ends with this one
-        self.memory = node.memory
+        self.memory: Memory = node.memory
         self._binder = Binder(topology, node.engine, self.engine)
         self._bound: dict[tuple[CallSpec, bool], _C.StagedCall] = {}
         self._calls: CallThread | DeferredCalls | None = None

@@ -79,7 +79,8 @@ class Link:
     def __init__(self, line: socket.socket) -> None:
         """Take the socket."""
         self._line: socket.socket | None = line
-        self._serial, self.newcomers = 0, 0
+        self._serial = 0
+        self.newcomers: int = 0
         self._holder: weakref.ref[Any] = weakref.ref(self)
 
     @classmethod

@@ -71,7 +71,7 @@ class Rendezvous:
     def __init__(self, MPI: Any, comm: Any, timeout_s: float, begun: bool = True) -> None:
         """Prepare."""
         self._MPI, self._comm, self._timeout_s, self._begun = MPI, comm, timeout_s, begun
-        self.broken = False
+        self.broken: bool = False
 
     def await_all(self) -> None:
         """Return when every rank has called this; a collective.

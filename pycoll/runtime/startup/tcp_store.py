@@ -111,7 +111,9 @@ class StoreClient:
             CollTimeout: If it is not there in time.
             TransportError: If there is no such host, or it has another secret.
         """
-        self.host, end, why = host, time.monotonic() + timeout_s, "no answer"
+        self.host = host
+        end = time.monotonic() + timeout_s
+        why = "no answer"
         self._place = f"{host} port {port}"
         while True:
             try:

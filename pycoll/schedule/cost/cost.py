@@ -128,10 +128,14 @@ class Cost:
 
 
 class Traffic:
-    """Chunks that each rank moves in one round, as ``[n]`` integer arrays.
+    """Chunks that each rank moves in one round, as ``[n]`` integer arrays."""
 
-    ``waits`` estimates how many peers a rank has to hear of.
-    """
+    sent: np.ndarray
+    received: np.ndarray
+    loaded: np.ndarray
+    stored: np.ndarray
+    reduced: np.ndarray
+    waits: np.ndarray  # an estimate of how many peers a rank has to hear of
 
     def __init__(self, folds: list[Fold], ranks: np.ndarray) -> None:
         """Count the folds of a round, made for the vector of all ranks."""

@@ -252,8 +252,9 @@ class World:
 
     def __init__(self, schedule: Schedule, nbytes: float, fabric: Fabric) -> None:
         """Prepare to make rounds of folds."""
-        self.ranks, self.fabric = schedule.all_ranks(), fabric
-        self.chunk_bytes = nbytes / max(1, schedule.chunks)
+        self.ranks: np.ndarray = schedule.all_ranks()
+        self.fabric = fabric
+        self.chunk_bytes: float = nbytes / max(1, schedule.chunks)
 
     def round(self, folds: list[Fold]) -> Round:
         """Find what a round of concurrent folds takes."""
@@ -298,7 +299,9 @@ class Round:
 
     def __init__(self, parts: list[_Part], busy: np.ndarray, leaves: np.ndarray) -> None:
         """Take the folds, the seconds that each link is busy, and those that each rank sends."""
-        self.parts, self.busy, self.leaves = parts, busy, leaves
+        self.parts = parts
+        self.busy = busy
+        self.leaves = leaves
 
     def advance(self, before: np.ndarray, noise: np.ndarray | float = 0.0) -> np.ndarray:
         """Return the times of all ranks after it."""

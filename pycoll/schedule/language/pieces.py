@@ -21,11 +21,11 @@ class Relative:
 
     __slots__ = ("ahead",)
     __array_ufunc__ = None
-    __hash__ = None
+    __hash__: None = None
 
     def __init__(self, ahead: Vector) -> None:
         """Name the distance, or one for each of several steps."""
-        self.ahead = ahead
+        self.ahead: Vector = ahead
 
     def __add__(self, number: Vector) -> Relative:
         """Go further ahead."""
@@ -40,7 +40,10 @@ class Relative:
     def _asked(self, *_: Any, **__: Any) -> Any:
         raise TypeError("it depends on the rank")
 
-    __eq__ = __ne__ = __bool__ = __array__ = _asked
+    __eq__: Callable[..., Any] = _asked
+    __ne__: Callable[..., Any] = _asked
+    __bool__: Callable[..., Any] = _asked
+    __array__: Callable[..., Any] = _asked
 
 
 class Buffer(IntEnum):

@@ -28,18 +28,18 @@ class SlotMap:
         """
         remote = remote_buffers(schedule)
         spec = COLLECTIVES[schedule.collective]
-        self.chunks = schedule.chunks
-        self.share = self.chunks // schedule.n
+        self.chunks: int = schedule.chunks
+        self.share: int = self.chunks // schedule.n
         needs_in = bool(remote & {Buffer.IN, Buffer.ACC})
         needs_out = bool(remote & {Buffer.OUT, Buffer.ACC})
         together = needs_in and needs_out and schedule.algorithm.in_place
-        self.own_in = spec.in_layout == OWN and not together
-        self.own_out = spec.out_layout == OWN and not together
+        self.own_in: bool = spec.in_layout == OWN and not together
+        self.own_out: bool = spec.out_layout == OWN and not together
         in_slots = needs_in * (self.share if self.own_in else self.chunks)
         out_slots = needs_out * (self.share if self.own_out else self.chunks)
-        self.first_in = schedule.slots
-        self.first_out = self.first_in if together else self.first_in + in_slots
-        self.slots = self.first_out + out_slots if needs_out else self.first_in + in_slots
+        self.first_in: int = schedule.slots
+        self.first_out: int = self.first_in if together else self.first_in + in_slots
+        self.slots: int = self.first_out + out_slots if needs_out else self.first_in + in_slots
 
     def slot(self, buffer: int, rank: np.ndarray, chunk: np.ndarray) -> np.ndarray:
         """Slots of chunks of one user buffer."""

@@ -237,7 +237,8 @@ class Marks:
         cell, number = cell[order], number[order]
         first = np.ones(len(cell), bool)
         first[1:] = cell[1:] != cell[:-1]
-        self.cells, self.numbers = cell[first], number[first]
+        self.cells: np.ndarray = cell[first]
+        self.numbers: np.ndarray = number[first]
 
     def _places(self, cell: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         at = np.searchsorted(self.cells, cell)

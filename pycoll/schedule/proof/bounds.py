@@ -34,14 +34,15 @@ class Joined:
 
     def __init__(self, plans: list[Plan], title: str) -> None:
         """Join plans and check that they belong together."""
-        self.title, self.plans = title, plans
+        self.title = title
+        self.plans = plans
         sizes = np.array([len(plan.operands) for plan in plans])
-        self.rank = np.repeat(np.arange(len(plans)), [len(plan.code) for plan in plans])
+        self.rank: np.ndarray = np.repeat(np.arange(len(plans)), [len(plan.code) for plan in plans])
         # Bytes, because joining hundreds of arrays of records takes NumPy ten times as long.
         code = bytearray().join(plan.code.tobytes() for plan in plans)
-        self.code = np.frombuffer(code, INSTR)
+        self.code: np.ndarray = np.frombuffer(code, INSTR)
         operands = b"".join(plan.operands.tobytes() for plan in plans)
-        self.operands = np.frombuffer(operands, OPERAND)
+        self.operands: np.ndarray = np.frombuffer(operands, OPERAND)
         schedule = plans[0].schedule
         # Peer plans count the slots of every rank, message plans those of the rank itself.
         same = {(plan.direct, plan.messages, plan.slots * (not plan.messages)) for plan in plans}

@@ -34,15 +34,18 @@ class Exchange:
         waits = np.cumsum(wait)
         first = np.searchsorted(joined.rank, np.arange(len(joined.plans)))
         # ``[instructions]`` number of WAITs before each instruction of its rank
-        self.group = waits - wait - np.append(0, waits)[first][joined.rank]
+        self.group: np.ndarray = waits - wait - np.append(0, waits)[first][joined.rank]
         latest = np.maximum.accumulate(np.where(move, np.arange(len(op)), -1))
         under_way = (latest >= first[joined.rank]) & (self.group[latest] == self.group)
         joined.reject(fold & under_way, "comes while messages are under way")
         count = np.bincount(joined.rank[wait], minlength=len(joined.plans))
         joined.reject(move & (self.group == count[joined.rank]), "is never waited for")
-        self.send, self.recv = _match(joined)  # ``[messages]`` instruction of each end
+        # ``[messages]`` instruction of each end
+        self.send: np.ndarray
+        self.recv: np.ndarray
+        self.send, self.recv = _match(joined)
         # ``[n, groups + 1]`` wave in which each rank posts each group
-        self.posted = _advance(joined, self.group, count, self.send, self.recv)
+        self.posted: np.ndarray = _advance(joined, self.group, count, self.send, self.recv)
 
 
 def _match(joined: Joined) -> tuple[np.ndarray, np.ndarray]:

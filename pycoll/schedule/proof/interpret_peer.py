@@ -29,13 +29,26 @@ class World:
     Per call there are the caller, the gate and the plan; at the end the caller again.
     """
 
+    # ``[events]``, like `place` and `block`; the caller's events have the round -1, and `instr`
+    # numbers the instructions of the joined code, or is -1
+    op: np.ndarray
+    rank: np.ndarray
+    call: np.ndarray
+    peer: np.ndarray
+    step: np.ndarray
+    round: np.ndarray
+    instr: np.ndarray
+
     def __init__(self, joined: Joined, calls: int) -> None:
         """Lay the programs out.
 
         Raises:
             ScheduleError: If a step is published out of order, or waited for and never published.
         """
-        code, self.title, self.n, self.calls = joined.code, joined.title, len(joined.plans), calls
+        code = joined.code
+        self.title: str = joined.title
+        self.n: int = len(joined.plans)
+        self.calls = calls
         everyone, index = np.arange(self.n), np.arange(len(code))
         parts = []  # op, rank, call, phase, peer, step, round, instruction
         for call in range(calls + 1):
@@ -48,20 +61,20 @@ class World:
             parts.append(_column(len(code), code["op"], joined.rank, call, 2, *steps))
         columns = np.concatenate(parts, axis=1)
         order = np.lexsort((np.arange(columns.shape[1]), columns[3], columns[2], columns[1]))
-        # ``[events]``, like `place` and `block`; the caller's events have the round -1, and
-        # `instr` numbers the instructions of the joined code, or is -1
         self.op, self.rank, self.call, phase, self.peer, self.step, self.round, self.instr = (
             columns[:, order]
         )
         first = np.searchsorted(self.rank, everyone)
-        self.place = np.arange(len(order)) - first[self.rank] + 1  # in the rank's program, from 1
+        # In the rank's program, from 1.
+        self.place: np.ndarray = np.arange(len(order)) - first[self.rank] + 1
         wait = self.op == Opcode.WAIT
         starts = (self.place == 1) | (wait & ~np.concatenate([[False], wait[:-1]]))
-        self.block = np.cumsum(starts) - 1  # blocks are numbered rank by rank
-        self.first_block = np.append(self.block[first], self.block[-1] + 1)  # ``[n + 1]``
-        self.waits = np.flatnonzero(wait)  # events
+        self.block: np.ndarray = np.cumsum(starts) - 1  # blocks are numbered rank by rank
+        self.first_block: np.ndarray = np.append(self.block[first], self.block[-1] + 1)  # [n + 1]
+        self.waits: np.ndarray = np.flatnonzero(wait)  # events
         awaited = self.call[self.waits] - (phase[self.waits] == 1)
-        self.signal = self._signals(awaited)  # ``[waits]`` event that each wait waits for
+        # ``[waits]`` event that each wait waits for.
+        self.signal: np.ndarray = self._signals(awaited)
 
     def _signals(self, awaited: np.ndarray) -> np.ndarray:
         """Find for each wait the first signal of the awaited call that satisfies it."""

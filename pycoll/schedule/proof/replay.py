@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
+from typing import Any
 
 import numpy as np
 
+from pycoll.schedule.ir import Schedule
 from pycoll.schedule.language.promise import Promise
 from pycoll.schedule.lowering.plan import FOLD_TREE, Opcode, Plan, PlanBuffer
 
@@ -22,22 +24,27 @@ class Replay:
 
     def __init__(self, plans: list[Plan], *, in_place: bool, seed: int) -> None:
         """Prepare memory in which every piece holds rubbish."""
-        self.plans, self.in_place, self.rng = plans, in_place, random.Random(seed)
-        self.schedule = plans[0].schedule
-        self.promise = Promise.of(self.schedule)
-        n, self.chunks = self.promise.n, self.promise.chunks
-        self.memory = defaultdict(self._rubbish)
+        self.plans = plans
+        self.in_place = in_place
+        self.rng: random.Random = random.Random(seed)
+        self.schedule: Schedule = plans[0].schedule
+        self.promise: Promise = Promise.of(self.schedule)
+        n = self.promise.n
+        self.chunks: int = self.promise.chunks
+        self.memory: defaultdict[Any, tuple[int, int]] = defaultdict(self._rubbish)
         held = np.argwhere(self.promise.in_held).tolist()
-        self.inputs = {(rank, chunk): self._rubbish() for rank, chunk in held}
-        self.outputs = np.argwhere(self.promise.out_held).tolist()
+        self.inputs: dict[tuple[int, int], tuple[int, int]] = {
+            (rank, chunk): self._rubbish() for rank, chunk in held
+        }
+        self.outputs: list[list[int]] = np.argwhere(self.promise.out_held).tolist()
         self.found: dict[tuple[int, int], tuple[int, int]] = {}
-        self.next = [-1] * n
-        self.steps = [0] * n
-        self.posted: list[list[list]] = [[] for _ in range(n)]
-        self.programs = [
+        self.next: list[int] = [-1] * n
+        self.steps: list[int] = [0] * n
+        self.posted: list[list[list[Any]]] = [[] for _ in range(n)]
+        self.programs: list[list[tuple[int, ...]]] = [
             [tuple(int(v) for v in instr) for instr in plan.code.tolist()] for plan in plans
         ]
-        self.pieces = [plan.operands.tolist() for plan in plans]
+        self.pieces: list[list[tuple[int, ...]]] = [plan.operands.tolist() for plan in plans]
 
     def _rubbish(self) -> tuple[int, int]:
         return self.rng.getrandbits(64), self.rng.getrandbits(64)

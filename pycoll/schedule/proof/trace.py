@@ -34,20 +34,42 @@ class Units:
         """
         nsrc, ndst = folds["nsrc"].astype(np.int64), folds["ndst"].astype(np.int64)
         fold, offset = spans(folds["count"].astype(np.int64))
-        self.unit, place = spans((nsrc + ndst)[fold])
-        of = fold[self.unit]
+        unit, place = spans((nsrc + ndst)[fold])
+        of = fold[unit]
         # ``[units]``: the event that executes the unit, its shape and flags
-        self.event, self.nsrc, self.ndst = event[fold], nsrc[fold], ndst[fold]
-        self.flags = folds["flags"][fold]
-        # ``[accesses]``, like `unit`; parity is that of the call, for slots
+        self.event: np.ndarray = event[fold]
+        self.nsrc: np.ndarray = nsrc[fold]
+        self.ndst: np.ndarray = ndst[fold]
+        self.flags: np.ndarray = folds["flags"][fold]
+        # ``[accesses]``, with the unit of each; parity is that of the call, for slots
         operand = operands[folds["arg"].astype(np.int64)[of] + place]
-        self.event_of, self.write = event[of], place >= nsrc[of]
-        self.rank, self.buffer = (operand[k].astype(np.int64) for k in ("rank", "buffer"))
-        self.chunk, self.parity = operand["chunk"] + offset[self.unit], call[of] % 2
+        self.unit: np.ndarray = unit
+        self.event_of: np.ndarray = event[of]
+        self.write: np.ndarray = place >= nsrc[of]
+        self.rank: np.ndarray = operand["rank"].astype(np.int64)
+        self.buffer: np.ndarray = operand["buffer"].astype(np.int64)
+        self.chunk: np.ndarray = operand["chunk"] + offset[unit]
+        self.parity: np.ndarray = call[of] % 2
 
 
 class Trace:
     """Accesses sorted by cell, then by time; see the module."""
+
+    # ``[events]``
+    ranks: np.ndarray
+    rounds: np.ndarray
+    when: np.ndarray
+    # ``[accesses]``: unit and operand number the folds and their operands, and are -1 for the
+    # caller; result tells that it is the user's read of an output at the end
+    cell: np.ndarray
+    event: np.ndarray
+    unit: np.ndarray
+    operand: np.ndarray
+    write: np.ndarray
+    result: np.ndarray
+    # The last write to the cell before each access; for a read the next write to it; or -1
+    previous: np.ndarray
+    following: np.ndarray
 
     def __init__(
         self,
@@ -70,9 +92,13 @@ class Trace:
             users: Events at which the caller may read and write its arrays.
             last: Those of them that end the last call; they read the outputs.
         """
-        self.promise, self.title, self.aliased, self.units = promise, title, aliased, units
+        self.promise = promise
+        self.title = title
+        self.aliased = aliased
+        self.units = units
         self.ranks, self.rounds, self.when = events
-        self.pitch = int(units.chunk.max(initial=0)) + 1  # slots of a rank, in numbers of cells
+        # Slots of a rank, in numbers of cells.
+        self.pitch: int = int(units.chunk.max(initial=0)) + 1
         slot = (units.parity * promise.n + units.rank) * self.pitch + units.chunk
         cell = np.where(
             units.buffer == PlanBuffer.STAGING,
@@ -91,12 +117,9 @@ class Trace:
                     parts.append((found, at[i], none, none, flag, ~flag))
         columns = cell, event, *_, write, _ = [np.concatenate(p) for p in zip(*parts, strict=True)]
         order = np.argsort((cell * len(self.when) + self.when[event]) * 2 + write, kind="stable")
-        # ``[accesses]``: unit and operand number the folds and their operands, and are -1 for the
-        # caller; result tells that it is the user's read of an output at the end
         self.cell, self.event, self.unit, self.operand, self.write, self.result = (
             column[order] for column in columns
         )
-        # The last write to the cell before each access; for a read the next write to it; or -1
         self.previous, self.following = _neighbours(self.cell, self.write)
 
     def _cells(

@@ -46,12 +46,12 @@ class Expressions:
         """Number the inputs."""
         n, chunks = promise.n, promise.chunks
         self.promise = promise
-        self.inputs = n * chunks
-        self.total = [1] * self.inputs
-        self.counts = [1 << _BITS * rank for rank in range(n) for _ in range(chunks)]
-        self.chunk = list(range(chunks)) * n
-        self.folds = [0] * self.inputs
-        self.shape = list(range(self.inputs))
+        self.inputs: int = n * chunks
+        self.total: list[int] = [1] * self.inputs
+        self.counts: list[int] = [1 << _BITS * rank for rank in range(n) for _ in range(chunks)]
+        self.chunk: list[int] = list(range(chunks)) * n
+        self.folds: list[int] = [0] * self.inputs
+        self.shape: list[int] = list(range(self.inputs))
         self.outcomes: dict[tuple[int, ...], Outcome] = {}
         self._known: dict[tuple[bool, tuple[int, ...]], int] = {}
         self._shapes: dict[tuple[int, int], int] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -137,7 +137,10 @@ class ProcessGroupPycoll(RaggedCollectives, ListCollectives, dist.ProcessGroup):
         """Return the name of the backend."""
         return "pycoll"
 
-    getRank, getSize, getBackendName, _get_backend_name = rank, size, name, name
+    getRank: Callable[[Any], int] = rank
+    getSize: Callable[[Any], int] = size
+    getBackendName: Callable[[Any], str] = name
+    _get_backend_name = name
 
     @property
     def group_name(self) -> str:

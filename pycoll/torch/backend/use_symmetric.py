@@ -129,7 +129,8 @@ class Buckets:
         self, group: ProcessGroupPycoll, module: DistributedDataParallel | None = None
     ) -> None:
         """Begin with none."""
-        self.group, self.instead = group, None
+        self.group = group
+        self.instead: Any = None
         self._known: dict[int, torch.Tensor] = {}
         self._module = (lambda: None) if module is None else weakref.ref(module)
 

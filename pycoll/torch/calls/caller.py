@@ -158,19 +158,28 @@ class Caller:
 
     def __init__(self, session: Session, name: str, order: str = "tree") -> None:
         """Wrap a session; `order` is that of reductions."""
-        self.session, self.name = session, name
-        self.rank, self.size = session.rank, session.world_size
-        self.lock = threading.RLock()
-        self.calls = (MultiHostCalls if isinstance(session, MpiSession) else Calls)(session, order)
-        self.lists, self.devices = ListCalls(self.calls), DeviceCalls(session, order)
+        self.session = session
+        self.name = name
+        self.rank: int = session.rank
+        self.size: int = session.world_size
+        self.lock: Any = threading.RLock()
+        self.calls: Calls | MultiHostCalls = (
+            MultiHostCalls if isinstance(session, MpiSession) else Calls
+        )(session, order)
+        self.lists: ListCalls = ListCalls(self.calls)
+        self.devices: DeviceCalls = DeviceCalls(session, order)
         # Background threads must not keep a session that is dropped.
-        self.abort_if_interrupted = functools.partial(abort_if_interrupted, weakref.ref(session))
+        self.abort_if_interrupted: Callable[[], None] = functools.partial(
+            abort_if_interrupted, weakref.ref(session)
+        )
         describe = functools.partial(_describe, weakref.ref(session))
-        self.background = Background(f"pycoll-{name}", self.abort_if_interrupted, describe)
-        self.symmetric = SymmetricTensors(self.calls, self.lock, self.background)
+        self.background: Background = Background(
+            f"pycoll-{name}", self.abort_if_interrupted, describe
+        )
+        self.symmetric: SymmetricTensors = SymmetricTensors(self.calls, self.lock, self.background)
         self.kept: dict[Key, _C.AddressCall] = {}
         queued, limit = self.background.jobs, session.config.timeout_s
-        self.sums = _C.InPlaceCalls(self.lock, queued, self.calls, profiler, limit)
+        self.sums: _C.InPlaceCalls = _C.InPlaceCalls(self.lock, queued, self.calls, profiler, limit)
 
     @property
     def timeout_s(self) -> float:

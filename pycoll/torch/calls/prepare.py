@@ -51,7 +51,7 @@ class CallSites:
         call_site: Number of that line, for calls that go through `Session`.
     """
 
-    internal = (*_LIBRARIES, *_WRAPPERS)
+    internal: tuple[str, ...] = (*_LIBRARIES, *_WRAPPERS)
     call_site = 0
 
     def site(self) -> int:
@@ -78,10 +78,11 @@ class Calls:
 
     def __init__(self, session: Session, order: str = "tree") -> None:
         """Serve a session."""
-        self.session, self.order = session, order
+        self.session = session
+        self.order = order
         self._bound: dict[tuple, Any] = {}
         self._direct: set[_C.BoundCall] = set()  # work on symmetric memory in place
-        self.sites = session.sites
+        self.sites: CallSites | None = session.sites
 
     @property
     def symmetric_memory(self) -> Memory | None:

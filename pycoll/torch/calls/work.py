@@ -6,6 +6,7 @@ import queue
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -45,7 +46,7 @@ class Work(dist.Work):
         self.wait()
         return self._tensors
 
-    def get_future_result(self) -> torch.futures.Future:
+    def get_future_result(self) -> torch.futures.Future[Any]:
         """Return a future of how the call ends, the number of a `WorkResult`; it never fails."""
         return self.get_future().then(lambda _: int(self._outcome()))
 
@@ -60,7 +61,7 @@ class Work(dist.Work):
         late = isinstance(error, TimeoutError)
         return c10d.WorkResult.TIMEOUT if late else c10d.WorkResult.COMM_ERROR
 
-    def _new_future(self) -> torch.futures.Future:
+    def _new_future(self) -> torch.futures.Future[Any]:
         devices = sorted({t.device for t in self._tensors if not t.is_cpu}, key=str)
         return torch.futures.Future(devices=devices)
 
@@ -103,7 +104,7 @@ class DoneWork(Work):
         """Return True."""
         return True
 
-    def get_future(self) -> torch.futures.Future:
+    def get_future(self) -> torch.futures.Future[Any]:
         """Return a completed future of the result."""
         future = self._new_future()
         future.set_result(self._tensors)
@@ -133,10 +134,11 @@ class PendingWork(Work):
         self._describe = describe
         self._over: queue.SimpleQueue[bool] = queue.SimpleQueue()  # not empty once it has ended
         self._guard = threading.RLock()  # of the fields below
-        self.ended = False  # on the host
-        self.promised = False  # whether `complete` has to complete a future made before the end
-        self._promise: torch.futures.Future | None = None
-        self._future: torch.futures.Future | None = None
+        self.ended: bool = False  # on the host
+        # Whether `complete` has to complete a future made before the end.
+        self.promised: bool = False
+        self._promise: torch.futures.Future[Any] | None = None
+        self._future: torch.futures.Future[Any] | None = None
 
     def end(self, error: BaseException | None) -> None:
         """Note that the call has ended; only the first time counts."""
@@ -187,7 +189,7 @@ class PendingWork(Work):
         """Tell whether the call has ended."""
         return self.ended and (self._fence is None or self._fence.passed())
 
-    def get_future(self) -> torch.futures.Future:
+    def get_future(self) -> torch.futures.Future[Any]:
         """Return a future of the result."""
         with self._guard:
             if self._future is None:

@@ -48,13 +48,17 @@ class CpuCommunicator:
         Raises:
             BackendArgumentError: If the group is of another backend.
         """
-        self.device = torch.device("cpu") if device is None else device
-        self.cpu_group, self.device_group = cpu_group, device_group or cpu_group
-        self.unique_name, self._group = unique_name, of_pycoll(self.device_group)
-        self.rank = self.rank_in_group = self._group.rank()
-        self.world_size = self._group.size()
-        self.ranks = dist.get_process_group_ranks(self._group)
-        self.global_rank, self.global_world_size = dist.get_rank(), dist.get_world_size()
+        self.device: torch.device = torch.device("cpu") if device is None else device
+        self.cpu_group = cpu_group
+        self.device_group: dist.ProcessGroup = device_group or cpu_group
+        self.unique_name = unique_name
+        self._group = of_pycoll(self.device_group)
+        self.rank: int = self._group.rank()
+        self.rank_in_group: int = self.rank
+        self.world_size: int = self._group.size()
+        self.ranks: list[int] = dist.get_process_group_ranks(self._group)
+        self.global_rank: int = dist.get_rank()
+        self.global_world_size: int = dist.get_world_size()
 
     def all_reduce(self, input_: torch.Tensor) -> torch.Tensor:
         """Sum a tensor of all ranks in place, and return it."""

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -41,12 +41,13 @@ class MessageWork(Work):
         super().__init__()
         self._messages, self._what, self._ticket = messages, what, ticket
         self._peer = "any rank" if peer == ANY else f"rank {peer}"
-        self.buffer, self._tensors = buffer, tensors
+        self.buffer = buffer
+        self._tensors = tensors
         self._lock = threading.RLock()  # only its owner can release it
         self._ended = False
         self._late: BaseException | None = None  # why the future has failed, if the message has not
         self._source = -1
-        self._future: torch.futures.Future | None = None
+        self._future: torch.futures.Future[Any] | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait for the message and return True.
@@ -142,7 +143,7 @@ class MessageWork(Work):
 
     _source_rank = source_rank
 
-    def get_future(self) -> torch.futures.Future:
+    def get_future(self) -> torch.futures.Future[Any]:
         """Return a future of the tensor, completed by a thread of its own."""
         if self._future is None:
             promise = self._new_future()
@@ -175,7 +176,7 @@ class Messages:
         """Open a postbox."""
         session = caller.session
         self.caller = caller
-        self.postbox = (
+        self.postbox: _C.Postbox | None = (
             _C.Postbox(session.engine, offers=session.offers)
             if caller.calls.direct
             else _C.MessagePostbox(session.engine)

@@ -39,7 +39,8 @@ class Fence:
 
     def __init__(self, tensor: torch.Tensor, stream: Any) -> None:
         """Note what the current stream has to do before the call."""
-        self.device, self.stream = tensor.device, stream
+        self.device: Any = tensor.device
+        self.stream = stream
         self._before = cuda.current_stream(self.device).record_event()
         self._after: Any = None
 
@@ -62,7 +63,7 @@ class Fence:
         """Tell whether the device has done the call, if it was launched at all."""
         return self._after is None or bool(self._after.query())
 
-    def deliver(self, promise: torch.futures.Future, tensors: list[torch.Tensor]) -> None:
+    def deliver(self, promise: torch.futures.Future[Any], tensors: list[torch.Tensor]) -> None:
         """Complete a future with the result; callbacks run on streams that wait for the call."""
         with cuda.stream(self.stream):
             promise.set_result(tensors)
