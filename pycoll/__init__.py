@@ -8,6 +8,7 @@ Until 1.0 a minor version may change them.
 from __future__ import annotations
 
 import importlib
+from typing import TYPE_CHECKING
 
 from pycoll.config import VERSION, Config
 from pycoll.errors import (
@@ -27,6 +28,7 @@ from pycoll.errors import (
     TransportError,
 )
 
+_failure: ImportError | None = None
 try:
     importlib.import_module("pycoll._C")  # alone, so that the reason of a failure is its own
     from pycoll.comm import ANY, Communicator, Grid, MessageInfo, Window, Work, wait_all, wait_any
@@ -34,13 +36,18 @@ try:
 except ImportError as _error:  # the engine is missing or broken; `pycoll doctor` has to work
     _failure = _error
 
+if not TYPE_CHECKING:  # to a type checker a name that is missing is an error
+
     def __getattr__(name: str) -> object:
-        """Say what is wrong where something that needs the engine is used."""
-        if name not in (*__all__, "_C"):
-            raise AttributeError(f"module 'pycoll' has no attribute {name!r}")
-        raise ImportError(
-            f"pycoll cannot be used: {_failure}; `python -m pycoll doctor` tells what to do"
-        ) from _failure
+        """Say what is wrong where something that needs the engine, or does not exist, is used."""
+        if _failure is not None and name in (*__all__, "_C"):
+            raise ImportError(
+                f"pycoll cannot be used: {_failure}; `python -m pycoll doctor` tells what to do"
+            ) from _failure
+        text = f"module 'pycoll' has no attribute {name!r}"
+        if _failure is None and not name.startswith("__"):
+            text += importlib.import_module("pycoll.comm.other_names").of_module(name)
+        raise AttributeError(text)
 
 
 __version__ = VERSION

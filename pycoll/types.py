@@ -105,6 +105,17 @@ class ReduceOp(IntEnum):
 
 
 _OPS = {op.name.lower(): op for op in ReduceOp}
+_ELSEWHERE = {  # what other libraries call them
+    **{
+        "add": "sum",
+        "+": "sum",
+        "mean": "avg",
+        "average": "avg",
+        "mul": "prod",
+        "multiply": "prod",
+    },
+    **{"*": "prod", "all": "and", "&": "and", "any": "or", "|": "or", "^": "xor"},
+}
 
 
 def reduce_op(name: object) -> ReduceOp:
@@ -116,14 +127,21 @@ def reduce_op(name: object) -> ReduceOp:
     if isinstance(name, str) and name in _OPS:
         return _OPS[name]
     if callable(name):
+        word = getattr(name, "__name__", "")
+        if word := _ELSEWHERE.get(word, word if word in _OPS else ""):
+            raise ArgumentError(f"op={name!r}: pass the name of the operation, op={word!r}")
         raise ArgumentError(
             f"op={name!r} is a function; all_reduce, reduce, reduce_scatter, scan and exscan take "
             f"one, on host arrays; accepted here: {', '.join(_OPS)}"
         )
+    if hasattr(name, "__array_interface__"):
+        raise ArgumentError("op is an array; pass the array for the result by name, as out=")
     import difflib  # takes long, and seldom is a name unknown
 
-    close = difflib.get_close_matches(str(name).lower(), _OPS, n=1)
+    word = str(name).rpartition(".")[2].lower()
+    close = [_ELSEWHERE[word]] if word in _ELSEWHERE else difflib.get_close_matches(word, _OPS, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
+    hint = "; a root goes by name, as in root=0" if isinstance(name, int) else hint
     raise ArgumentError(
         f"op={name!r} is not known; accepted: {', '.join(_OPS)}, and functions of two arrays{hint}"
     )

@@ -173,6 +173,8 @@ def complete(shape: Sequence[int], n: int) -> tuple[int, ...]:
     Raises:
         ArgumentError: If there is none.
     """
+    if not isinstance(shape, Sequence):
+        raise ArgumentError(f"shape={shape!r}; expected a length for each axis, such as (2, 0)")
     lengths = [int(length) for length in shape]
     fixed = math.prod(length for length in lengths if length)
     free = [i for i, length in enumerate(lengths) if not length]

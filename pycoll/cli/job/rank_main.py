@@ -13,6 +13,7 @@ a script finds the same modules as without it.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import io
 import json
@@ -149,6 +150,8 @@ def install_hook(rank: int, report_fd: int, keep_going: bool) -> None:
         while trace is not None and trace.tb_frame.f_code.co_filename == this_file:
             trace = trace.tb_next
         value = value.with_traceback(trace)
+        if "pycoll.comm" in sys.modules and isinstance(value, (AttributeError, TypeError)):
+            importlib.import_module("pycoll.comm.other_names").explain(value)
         consequence = is_consequence(value)
         first = first_cause(report_fd, rank, value, consequence) or keep_going
         if first and not consequence:

@@ -19,6 +19,7 @@ from typing import Any
 
 import pycoll
 from pycoll.cli.job.rank_main import is_consequence, one_line
+from pycoll.comm.other_names import explain
 from pycoll.runtime.calls.encoding import pack
 
 GRACE_S = 5.0  # for a cell to end when the notebook is gone
@@ -109,6 +110,7 @@ class Rank:
             value = self.evaluate(text, name)
             done["value"] = None if value is None else repr(value)
         except BaseException as error:
+            explain(error)
             # Peers may wait for this rank in a call: they hear why it does not come.
             text = str(error) if isinstance(error, SyntaxError) else one_line(error)
             self.comm.abort(text)

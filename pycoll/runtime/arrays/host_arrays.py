@@ -112,7 +112,8 @@ def view(x: Any, what: str) -> ArrayView:
     if array.dtype.hasobject:
         raise ArgumentError(
             f"{what} has dtype {array.dtype}, which holds Python objects; "
-            "arrays of numbers, booleans or fixed-size records are accepted"
+            "arrays of numbers, booleans or fixed-size records are accepted; objects travel by "
+            "all_gather_object and the like"
         )
     if not array.dtype.isnative:
         raise ArgumentError(
@@ -130,7 +131,8 @@ def _from_buffer(x: Any, what: str) -> np.ndarray:
     except TypeError:
         raise ArgumentError(
             f"{what} is {kind_of(x)}; accepted are NumPy arrays and objects with the "
-            "buffer protocol, __array_interface__ or __dlpack__"
+            "buffer protocol, __array_interface__ or __dlpack__; for any other Python object there "
+            "are broadcast_object, all_gather_object, send_object and the like"
         ) from None
 
 
@@ -212,10 +214,11 @@ def as_reducible(v: ArrayView, op: str, what: str) -> ArrayView:
         return ArrayView(parts, _COMPLEX[dtype], v.name, v.source)
     if dtype == np.bool_ and op in ("and", "or", "xor", "min", "max"):
         return ArrayView(v.array.view(np.uint8), DType.BOOL, v.name, v.source)
+    count = f"; {what}.astype(int) counts" if dtype == np.bool_ and op in ("sum", "avg") else ""
     raise ArgumentError(
-        f"op={op!r} is not defined for {what} of dtype {v.name}; accepted are int8..uint64, "
-        "float8_e4m3fn, float8_e5m2, float16, bfloat16, float32, float64, complex with sum or avg, "
-        "bool with and, or, xor, min, max"
+        f"op={op!r} is not defined for {what} of dtype {dtype if dtype.names else v.name}; "
+        "accepted are int8..uint64, float8_e4m3fn, float8_e5m2, float16, bfloat16, float32, "
+        f"float64, complex with sum, prod or avg, bool with and, or, xor, min, max{count}"
     )
 
 

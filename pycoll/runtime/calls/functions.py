@@ -40,7 +40,7 @@ class Runner(Protocol):
 
 def function_for(kind: Kind, op: Any, x: Any) -> Function | None:
     """Return the function that combines arrays if the engine does not: the user's, or NumPy's."""
-    if kind in _MOVES and callable(op):
+    if kind in _MOVES and callable(op) and op not in _OF_ONE:
         return op
     complex_product = isinstance(op, str) and op == "prod" and not on_device(x)
     if kind in _MOVES and complex_product and getattr(x, "dtype", None) in _COMPLEX:
@@ -48,6 +48,8 @@ def function_for(kind: Kind, op: Any, x: Any) -> Function | None:
     return None
 
 
+# Functions of one array, whose elements they combine.
+_OF_ONE = (sum, min, max, any, all, np.sum, np.prod, np.min, np.max, np.mean, np.any, np.all)
 _COMPLEX = (np.dtype(np.complex64), np.dtype(np.complex128))
 
 

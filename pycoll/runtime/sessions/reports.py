@@ -177,6 +177,9 @@ def _mismatch(report: dict) -> str:
             lines.append(f"  rank {rank['rank']}: {calls[rank['rank']]}{_where(rank)}")
         else:
             lines.append(f"  rank {rank['rank']}: has not made this call yet")
+    kinds = {call.kind for call in calls.values()}
+    if field == "count" and (own := f"{kinds.pop()}_v".upper()) in Kind.__members__:
+        lines.append(f"Blocks of different sizes are for {own.lower()}.")
     return "\n".join(lines) + "\n" + _ADVICE
 
 

@@ -1,0 +1,93 @@
+"""Names and arguments of other libraries: the error says what they are here."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import pycoll
+from pycoll import Communicator
+from pycoll.comm import other_names
+from pycoll.testing import run_threads
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Other:
+    """Something else that sends."""
+
+    def send(self):
+        """Send."""
+
+
+@pytest.mark.parametrize(
+    ("name", "here"),
+    [
+        ("Get_rank", "rank"),
+        ("size", "world_size"),
+        ("Allreduce", "all_reduce"),
+        ("allreduce_async_", "all_reduce"),
+        ("Allgatherv", "all_gather_v"),
+        ("Sendrecv", "sendrecv"),
+        ("bcast", "broadcast, for objects broadcast_object"),
+        ("reduce_scatter_tensor", "reduce_scatter"),
+        ("psum", "all_reduce"),
+        ("_fast_", ""),
+        ("frobnicate", ""),
+    ],
+)
+def test_a_name_from_elsewhere(name, here):
+    assert other_names.name_here(name) == here
+
+
+def test_what_the_table_says_exists():
+    for here in (*other_names._NAMES.values(), *other_names._WORDS.values()):
+        word = here.partition("(")[0].partition("=")[0].split()[0]
+        assert word in (*dir(Communicator), "a", "x", "out", "op", "tag", "src", "dst", "root") or (
+            word in ("color", "async_op")
+        ), here
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda c: c.Get_size(), "has no attribute 'Get_size'; here it is world_size$"),
+        (lambda c: c.send([1], dest=0), "unexpected keyword argument 'dest'; here it is dst$"),
+        (lambda c: c.broadcast([1], root_rank=0), "'root_rank'; here it is root$"),
+        (lambda c: c.recv(), "argument: 'x'; here it is recv.x, src.*recv_object.src. for objects"),
+        (lambda c: c.frobnicate(), "has no attribute 'frobnicate'$"),
+        (lambda c: c.send([1], dst=0, colour=3), "keyword argument 'colour'$"),
+        (lambda c: Other().send(dest=0), "'dest'$"),
+    ],
+)
+def test_an_error_that_a_habit_makes(call, said):
+    def rank(comm):
+        with pytest.raises((AttributeError, TypeError)) as found:
+            call(comm)
+        other_names.explain(found.value)
+        return str(found.value)
+
+    assert re.search(said, run_threads(1, rank)[0])
+
+
+def test_the_launcher_explains():
+    program = "import pycoll; pycoll.init().Allreduce(1)"
+    command = [sys.executable, "-m", "pycoll", "run", "-n", "1", "python", "-c", program]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 1
+    assert "no attribute 'Allreduce'; here it is all_reduce\n" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("all_reduce", "comm = pycoll.init.., and comm has it as all_reduce$"),
+        ("COMM_WORLD", "comm = pycoll.init.. gives the communicator of all ranks$"),
+        ("frobnicate", "module 'pycoll' has no attribute 'frobnicate'$"),
+    ],
+)
+def test_a_name_that_the_module_lacks(name, said):
+    with pytest.raises(AttributeError, match=said):
+        getattr(pycoll, name)
