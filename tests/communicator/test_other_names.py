@@ -72,9 +72,10 @@ def test_an_error_that_a_habit_makes(call, said):
     assert re.search(said, run_threads(1, rank)[0])
 
 
-def test_the_launcher_explains():
-    program = "import pycoll; pycoll.init().Allreduce(1)"
-    command = [sys.executable, "-m", "pycoll", "run", "-n", "1", "python", "-c", program]
+def test_the_launcher_explains(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import pycoll; pycoll.init().Allreduce(1)")
+    command = [sys.executable, "-m", "pycoll", "run", "-n", "1", str(script)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30)
     assert done.returncode == 1
     assert "no attribute 'Allreduce'; here it is all_reduce\n" in done.stderr
