@@ -266,8 +266,7 @@ class DataParallel:
     def _update(self, lr: float, scale: float, norm: float) -> None:
         """Update all parameters with the clipped mean gradient."""
         self.steps += 1
-        clip = self.options.clip_norm
-        if clip is not None and norm > clip:
+        if (clip := self.options.clip_norm) is not None and norm > clip:
             scale *= clip / norm
         update_all(self.buckets, self.steps, lr, scale)
 
