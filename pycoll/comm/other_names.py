@@ -31,7 +31,6 @@ _NAMES = {  # without capitals and underscores; other spellings of our own names
     "pmin": 'all_reduce(x, "min")',
     "psumscatter": "reduce_scatter",
     "groupedallreduce": "all_reduce",
-    "iprobe": "probe",
     "ssend": "send",
     "createcart": "grid",
     "newgroup": "split",
@@ -56,7 +55,7 @@ _OURS = [name for name in dir(Communicator) if not name.startswith("_")]
 def explain(error: BaseException) -> None:
     """Add to the text of an error that comes from such a habit what the thing is called here."""
     if isinstance(error, AttributeError) and isinstance(error.obj, (Communicator, Grid)):
-        here = name_here(error.name)
+        here = name_here(error.name or "")
         error.obj = None if here else error.obj  # Python has nothing to add
     elif isinstance(error, TypeError):
         here = _argument_here(str(error))
