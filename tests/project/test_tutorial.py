@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(p for part in ("tutorial", "how-to") for p in (ROOT / "docs" / part).glob("*.md"))
+PAGES.append(ROOT / "docs/coming-from.md")
 BLOCK = re.compile(r'^```(python title="([^"]+)"|console)\n(.*?)^```', re.MULTILINE | re.DOTALL)
 SEEN = doctest.OutputChecker()
 
