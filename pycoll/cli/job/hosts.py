@@ -150,7 +150,8 @@ class HostsJob:
         first = self._failed[0]
         status, host = self._agents[first].returncode, self._hosts[first]
         if status == _SSH_FAILED:
-            say(f"{self._rsh[0]} cannot reach {host}, or lost it; try `{self._rsh[0]} {host} true`")
+            line = shlex.join([*self._rsh, host, "true"])
+            say(f"{self._rsh[0]} cannot reach {host}, or lost it; try `{line}`")
         elif status == _NOT_FOUND:
             say(f"{sys.executable} is not on {host}: Python and pycoll must lie there as here")
         return status if status > 0 else 128 - status
