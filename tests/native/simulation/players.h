@@ -198,7 +198,11 @@ struct Player : Caller {
     } catch (const Error& error) {
       kind = error.kind();
     }
-    if (kind != "Revoked") wrong("rank ", rank, ", in a part that the others have left: ", kind);
+    // It died before it had a slot, which its launcher would tell.
+    const bool unknown = Phase(control->block(scenario.culprit).phase.load()) == Phase::kAbsent;
+    if (kind != "Revoked" && !unknown) {
+      wrong("rank ", rank, ", in a part that the others have left: ", kind);
+    }
   }
 
   void play() {
