@@ -25,32 +25,46 @@ BUILD_TEMP = f"build/objects-{sys.implementation.cache_tag}"
 
 # Bindings are compiled together: alone, each would compile most of pybind11 again. What runs in
 # every call is optimized; the rest converts arguments, and compiles faster without.
-UNITS = {
-    "calls": (["address_call", "arguments", "dlpack", "fast_method", "fast_path"], []),
-    "messages": (["memory", "messages"], ["-O1"]),
-    "objects": (["control", "module", "optim"], ["-O1"]),
+BINDINGS = {
+    "objects": ["control", "memory", "messages", "module", "optim"],
+    "calls": ["address_call", "arguments", "dlpack", "fast_method", "fast_path"],
 }
+NATIVE = os.environ.get("PYCOLL_ISA") == "native"
 
 
-def unit(name: str) -> str:
-    """Return the path of a source that includes the bindings of a unit; write it if need be."""
+def unit(name: str, sources: list[str]) -> str:
+    """Return the path of a source that includes those of a unit; write it if need be."""
     path = f"build/units/{name}.cpp"
-    text = "".join(f'#include "bindings/{file}.cpp"\n' for file in UNITS[name][0])
+    text = "".join(f'#include "{source.removeprefix("csrc/")}"\n' for source in sources)
     os.makedirs(os.path.dirname(path), exist_ok=True)
     if not os.path.exists(path) or Path(path).read_text(encoding="utf-8") != text:
         Path(path).write_text(text, encoding="utf-8")
     return path
 
 
-def kernels_left_out() -> list[str]:
-    """Return the sources of kernels that shall not be built; isa.cpp chooses alike."""
-    if os.environ.get("PYCOLL_ISA") != "native":
-        return []
+def native_kernels() -> str:
+    """Return the source of the kernels that this processor would use; isa.cpp chooses alike."""
     words = set(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
     avx2 = {"avx2", "f16c"} <= words
     avx512 = avx2 and {"avx512f", "avx512bw", "avx512vl", "avx512dq"} <= words
     chosen = "avx512" if avx512 else "avx2" if avx2 else "base"
-    return [f"csrc/kernels/isa_{isa}.cpp" for isa in ("base", "avx2", "avx512") if isa != chosen]
+    return f"csrc/kernels/isa_{chosen}.cpp"
+
+
+def units() -> list[str]:
+    """Return what is to be compiled: for one processor in few pieces, what takes longest first."""
+    found = [
+        unit(name, [f"csrc/bindings/{file}.cpp" for file in files])
+        for name, files in BINDINGS.items()
+    ]
+    others = [path for path in SOURCES if not path.startswith("csrc/bindings/")]
+    if not NATIVE:
+        return [*found, *others]
+    others = [path for path in others if not path.startswith("csrc/kernels/isa_")]
+    folders = sorted({path.split("/")[1] for path in others}, reverse=True)
+    for name in folders:
+        found.append(unit(name, [path for path in others if path.split("/")[1] == name]))
+    return [native_kernels(), *found]
 
 
 def is_stale(obj: str, src: str) -> bool:
@@ -58,11 +72,14 @@ def is_stale(obj: str, src: str) -> bool:
     return build_cuda.is_stale(obj, build_cuda.made_of(obj)) or build_cuda.is_stale(obj, [__file__])
 
 
-LEFT_OUT = {*kernels_left_out(), *(path for path in SOURCES if path.startswith("csrc/bindings/"))}
+# Lets GCC take 2 GB, in KiB, before it looks for memory to use again: a tenth of its time.
+MEMORY = ["--param=ggc-min-expand=500", "--param=ggc-min-heapsize=2000000"]
+if "clang" in os.environ.get("CXX", ""):
+    MEMORY = []
 
 extension = Pybind11Extension(
     "pycoll._C",
-    [*map(unit, UNITS), *(path for path in SOURCES if path not in LEFT_OUT)],
+    units(),
     depends=[*HEADERS, "setup.py"],
     include_dirs=["csrc"],
     cxx_std=20,
@@ -72,8 +89,8 @@ extension = Pybind11Extension(
         "-fvisibility=hidden",
         "-ffp-contract=off",
         "-fno-math-errno",
-        "-Wall",
-        "-Wextra",
+        *MEMORY,
+        *(["-w"] if NATIVE else ["-Wall", "-Wextra"]),  # of one big unit GCC 12 says nonsense
         "-g0",
     ],
     extra_link_args=["-lpthread", "-lrt"],
@@ -97,10 +114,16 @@ class BuildExt(build_ext):
         compile_one = self.compiler._compile
 
         def compile_unit(obj, src, ext, cc_args, options, *rest):
-            own = UNITS[Path(src).stem][1] if src.startswith("build/units/") else []
-            compile_one(obj, src, ext, cc_args, [*options, *own], *rest)
+            if src == "build/units/objects.cpp":
+                options = [*options, "-O1"]
+            compile_one(obj, src, ext, cc_args, options, *rest)
 
-        self.compiler._compile = compile_unit
+        def compile_in_order(sources, *rest, **options):  # not by name: the longest first
+            return compile_all(sorted(sources, key=self.order.index), *rest, **options)
+
+        compile_all = self.compiler.compile
+        self.compiler.compile, self.compiler._compile = compile_in_order, compile_unit
+        self.order = list(extension.sources)
         super().build_extensions()
 
 

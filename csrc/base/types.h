@@ -8,6 +8,9 @@
 
 namespace pycoll {
 
+inline constexpr uint64_t kPage =
+    4096;  // bytes; memory is reserved, mapped and given back in these
+
 enum class DType : uint8_t {
   kInt8 = 0,
   kInt16 = 1,

@@ -45,15 +45,16 @@ std::shared_ptr<MpiApi> make_mpi(std::string module, uintptr_t comm, uintptr_t b
       MpiFacts{std::move(module), comm, byte, tag_ub, multiple, proc_failed});
 }
 
-std::shared_ptr<MessageEngine> make_engine(std::shared_ptr<Transport> api, std::vector<int> members,
-                                           uint32_t rank, uint32_t context, double timeout_s,
-                                           uint32_t ranks_on_host, uint64_t cookie) {
+std::shared_ptr<MessageEngine> make_message_engine(std::shared_ptr<Transport> api,
+                                                   std::vector<int> members, uint32_t rank,
+                                                   uint32_t context, double timeout_s,
+                                                   uint32_t ranks_on_host, uint64_t cookie) {
   const MessageOptions options{timeout_s, ranks_on_host, cookie, check_signals};
   return std::make_shared<MessageEngine>(std::move(api), std::move(members), rank, context,
                                          options);
 }
 
-py::dict rank_report(uint32_t rank, const Notice& notice, uint64_t iteration) {
+py::dict notice_report(uint32_t rank, const Notice& notice, uint64_t iteration) {
   py::dict out;
   const bool known = notice.kind != 0;
   out["rank"] = rank;
@@ -128,8 +129,8 @@ void bind_message_engine(py::module_& m) {
   OwnedClass<MessageEngine> engine(m, "MessageEngine");
   add_engine_methods<MessageEngine>(m, engine);
   engine
-      .def(py::init(&make_engine), "api"_a, "members"_a, "rank"_a, "context"_a, "timeout_s"_a,
-           "ranks_on_host"_a, "cookie"_a = 0)
+      .def(py::init(&make_message_engine), "api"_a, "members"_a, "rank"_a, "context"_a,
+           "timeout_s"_a, "ranks_on_host"_a, "cookie"_a = 0)
       .def(
           "bind_messages",
           [](const MessageEngine& e, std::shared_ptr<Plan> plan, uint64_t segment_bytes,
@@ -163,7 +164,7 @@ void bind_message_engine(py::module_& m) {
       .def("await_refusal", &MessageEngine::await_refusal, Release())
       .def("raise_on_all", &MessageEngine::raise_on_all, Release())
       .def("poll", &MessageEngine::poll, Release())
-      .def("report", [](MessageEngine& e) { return report_of(e, rank_report); })
+      .def("report", [](MessageEngine& e) { return report_of(e, notice_report); })
       .def_property_readonly("failed", &MessageEngine::failed);
   // No transport can stop in the middle of a message. What such a message refers to has to stay,
   // even when Python ends: MPI_Finalize comes after that.

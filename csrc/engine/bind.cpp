@@ -13,7 +13,6 @@ namespace pycoll {
 namespace {
 
 constexpr uint64_t kLine = 64;
-constexpr uint64_t kPage = 4096;
 constexpr uint64_t kMostElements = uint64_t{1} << 48;
 constexpr uint64_t kWideBytes = 1024;  // of an element
 constexpr uint64_t kUsualCacheBytes = 32 << 20;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "base/types.h"
 #include "kernels/fold/fold.h"
 #include "memory/control.h"
 
@@ -14,9 +15,7 @@ namespace pycoll {
 namespace {
 
 constexpr uint64_t kGolden = 0x9E3779B97F4A7C15;  // of Fibonacci hashing
-
-constexpr uint64_t kPage = 4096;
-constexpr uint64_t kRoom = 64 << 10;  // stays in the L2 cache
+constexpr uint64_t kRoom = 64 << 10;              // stays in the L2 cache
 
 bool read_at_once(int32_t pid, void* to, const void* from, uint64_t nbytes) {
 #ifdef __linux__

@@ -9,15 +9,15 @@
 
 #include "base/error.h"
 #include "base/liveness.h"
+#include "base/types.h"
 
 namespace pycoll {
 namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
-constexpr uint64_t kMagic = 0x31445242'4C4F4350;  // "PCOLBRD1"
-constexpr uint64_t kPage = 4096;
+constexpr uint64_t kBoardMagic = 0x31445242'4C4F4350;  // "PCOLBRD1"
 
-struct Header {
+struct BoardHeader {
   uint64_t magic;
   uint32_t abi, world_size, rank, links;
   uint64_t cookie;
@@ -44,7 +44,7 @@ std::unique_ptr<Board> Board::make(uint64_t cookie, uint32_t world_size, uint32_
   } catch (const Error&) {
     return nullptr;
   }
-  auto* header = reinterpret_cast<Header*>(board->base_);
+  auto* header = reinterpret_cast<BoardHeader*>(board->base_);
   header->abi = kAbiVersion;
   header->world_size = world_size;
   header->rank = rank;
@@ -55,17 +55,17 @@ std::unique_ptr<Board> Board::make(uint64_t cookie, uint32_t world_size, uint32_
   block.starttime.store(process_stat(getpid()).starttime, kRelaxed);
   block.waiting_peer.store(-1, kRelaxed);
   block.phase.store(uint32_t(Phase::kRun), std::memory_order_release);
-  header->magic = kMagic;
+  header->magic = kBoardMagic;
   seal_size(board->fd_);
   return board;
 }
 
 std::unique_ptr<const Board> Board::view(int fd) {
-  alignas(Header) unsigned char page[sizeof(Header)];
-  const auto& header = *reinterpret_cast<const Header*>(page);
+  alignas(BoardHeader) unsigned char page[sizeof(BoardHeader)];
+  const auto& header = *reinterpret_cast<const BoardHeader*>(page);
   struct stat status{};
   const bool made = pread(fd, page, sizeof(page), 0) == sizeof(page);
-  COLL_CHECK(made && header.magic == kMagic, "TransportError", "there is no board of a rank");
+  COLL_CHECK(made && header.magic == kBoardMagic, "TransportError", "there is no board of a rank");
   COLL_CHECK(header.abi == kAbiVersion, "TransportError", "the job has ABI ", header.abi,
              " where this is ", kAbiVersion, ": look at it with its own version of pycoll");
   const bool sealed = (fcntl(fd, F_GET_SEALS) & F_SEAL_SHRINK) != 0;
@@ -92,13 +92,19 @@ Board::~Board() {
   if (fd_ >= 0) ::close(fd_);
 }
 
-uint64_t Board::cookie() const { return reinterpret_cast<const Header*>(base_)->cookie; }
-uint32_t Board::world_size() const { return reinterpret_cast<const Header*>(base_)->world_size; }
-uint32_t Board::rank() const { return reinterpret_cast<const Header*>(base_)->rank; }
-uint32_t Board::links() const { return reinterpret_cast<const Header*>(base_)->links; }
+uint64_t Board::cookie() const { return reinterpret_cast<const BoardHeader*>(base_)->cookie; }
+uint32_t Board::world_size() const {
+  return reinterpret_cast<const BoardHeader*>(base_)->world_size;
+}
+uint32_t Board::rank() const { return reinterpret_cast<const BoardHeader*>(base_)->rank; }
+uint32_t Board::links() const { return reinterpret_cast<const BoardHeader*>(base_)->links; }
 
-uint64_t Board::inside() const { return reinterpret_cast<const Header*>(base_)->inside.load(); }
-void Board::set_inside(uint64_t cookie) { reinterpret_cast<Header*>(base_)->inside.store(cookie); }
+uint64_t Board::inside() const {
+  return reinterpret_cast<const BoardHeader*>(base_)->inside.load();
+}
+void Board::set_inside(uint64_t cookie) {
+  reinterpret_cast<BoardHeader*>(base_)->inside.store(cookie);
+}
 
 void Board::begin_call(uint64_t iteration, uint64_t descriptor, uint64_t count, uint32_t site) {
   const uint64_t seq = block_->call_seq.load(kRelaxed) + 1;

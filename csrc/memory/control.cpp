@@ -20,8 +20,7 @@
 namespace pycoll {
 namespace {
 
-constexpr uint64_t kMagic = 0x31474553'4C4F4350;  // "PCOLSEG1"
-constexpr uint64_t kPage = 4096;
+constexpr uint64_t kMagic = 0x31474553'4C4F4350;   // "PCOLSEG1"
 constexpr uint64_t kAbsent = 0x31454E4F'474C4F50;  // "POLGONE1"
 
 struct Header {

@@ -10,10 +10,9 @@
 #include <optional>
 #include <vector>
 
-namespace pycoll {
+#include "base/types.h"
 
-// What is reserved, mapped and given back are whole pages of this size.
-inline constexpr uint64_t kPage = 4096;
+namespace pycoll {
 
 class Pool;
 

@@ -9,8 +9,6 @@
 namespace pycoll {
 namespace {
 
-constexpr auto kRelaxed = std::memory_order_relaxed;
-
 uint64_t since(uint64_t begin) {
   const uint64_t now = now_ns();
   return now > begin ? now - begin : 0;
@@ -25,21 +23,21 @@ std::string site_of(const RankBlock& block, uint32_t site) {
 RankSight look_at(const RankBlock& block, uint32_t world_size, uint32_t calls) {
   RankSight sight{};
   sight.phase = Phase(block.phase.load(std::memory_order_acquire));
-  sight.pid = block.pid.load(kRelaxed);
-  sight.starttime = block.starttime.load(kRelaxed);
+  sight.pid = block.pid.load(std::memory_order_relaxed);
+  sight.starttime = block.starttime.load(std::memory_order_relaxed);
   sight.over = sight.phase != Phase::kAbsent && process_over(sight.pid, sight.starttime);
   sight.waiting_peer = block.waiting_peer.load(std::memory_order_acquire);
-  sight.waiting_position = block.waiting_position.load(kRelaxed);
+  sight.waiting_position = block.waiting_position.load(std::memory_order_relaxed);
   if (sight.waiting_peer >= 0 && sight.waiting_peer < int32_t(world_size)) {
-    sight.waiting_ns = since(block.waiting_since_ns.load(kRelaxed));
+    sight.waiting_ns = since(block.waiting_since_ns.load(std::memory_order_relaxed));
   } else {
     sight.waiting_peer = -1;
   }
   sight.message_way = MessageWay(block.message_way.load(std::memory_order_acquire));
   if (sight.message_way != MessageWay::kNone) {
-    sight.message_peer = block.message_peer.load(kRelaxed);
-    sight.message_tag = block.message_tag.load(kRelaxed);
-    sight.message_ns = since(block.message_since_ns.load(kRelaxed));
+    sight.message_peer = block.message_peer.load(std::memory_order_relaxed);
+    sight.message_tag = block.message_tag.load(std::memory_order_relaxed);
+    sight.message_ns = since(block.message_since_ns.load(std::memory_order_relaxed));
   }
   if (sight.phase == Phase::kLeft) {
     sight.text.assign(block.leave_text, strnlen(block.leave_text, kTextBytes));
@@ -50,11 +48,11 @@ RankSight look_at(const RankBlock& block, uint32_t world_size, uint32_t calls) {
   for (uint64_t seq = sight.call_seq - most + 1; seq <= sight.call_seq; ++seq) {
     const CallRecord& record = block.records[seq % kRecords];
     CallSight call{seq,
-                   record.iteration.load(kRelaxed),
-                   record.descriptor.load(kRelaxed),
-                   record.count.load(kRelaxed),
-                   record.done.load(kRelaxed) != 0,
-                   site_of(block, record.site.load(kRelaxed))};
+                   record.iteration.load(std::memory_order_relaxed),
+                   record.descriptor.load(std::memory_order_relaxed),
+                   record.count.load(std::memory_order_relaxed),
+                   record.done.load(std::memory_order_relaxed) != 0,
+                   site_of(block, record.site.load(std::memory_order_relaxed))};
     if (record.call_seq.load(std::memory_order_acquire) == seq) sight.calls.push_back(call);
   }
   return sight;

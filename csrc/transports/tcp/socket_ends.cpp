@@ -14,7 +14,7 @@
 namespace pycoll {
 namespace {
 
-constexpr uint64_t kAnswerNs = 200'000'000;  // for the goodbyes of others
+constexpr uint64_t kGoodbyeNs = 200'000'000;  // for those of others
 
 }  // namespace
 
@@ -117,7 +117,7 @@ void SocketApi::close(double patience_s) {
     return std::all_of(peers_.begin(), peers_.end(),
                        [&](const Peer& p) { return p.socket < 0 || p.lost || p.said_goodbye; });
   };
-  wait_until(sleeping, Bell{}, answered, [&](Pulse) { return now_ns() >= start + kAnswerNs; });
+  wait_until(sleeping, Bell{}, answered, [&](Pulse) { return now_ns() >= start + kGoodbyeNs; });
   {
     const std::lock_guard lock(mutex_);
     closed_ = true;
