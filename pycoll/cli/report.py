@@ -24,6 +24,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--chrome", type=Path, metavar="FILE", help="also write a .json.gz that Perfetto opens"
     )
+    parser.add_argument(
+        "--torch",
+        type=Path,
+        metavar="FOLDER",
+        help="also write dumps as PyTorch's torch.distributed.flight_recorder.fr_trace reads them",
+    )
 
 
 def main(args: argparse.Namespace) -> int:
@@ -38,7 +44,13 @@ def main(args: argparse.Namespace) -> int:
         if args.html or args.chrome or args.other:
             raise ArgumentError(f"{args.folder!r} holds dumps of a failure; options are for traces")
         print("\n".join(explain(dumps)))
+        if args.torch is not None:
+            from pycoll.observe.report import torch_flight
+
+            print(f"\nwrote {torch_flight.write(dumps, args.torch)} files to {args.torch}")
         return 0
+    if args.torch is not None:
+        raise ArgumentError(f"--torch is for dumps of a failure, and {args.folder!r} holds none")
     _traces(args)
     return 0
 

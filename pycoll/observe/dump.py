@@ -49,8 +49,6 @@ def write(
 def contents(session: Any, error: BaseException, report: dict[str, Any] | None) -> dict[str, Any]:
     """Return all that a dump says."""
     members = list(session.job_ranks or session.members or range(session.world_size))
-    ranks = list(_ranks(session, members))
-    own = next((seen["calls"] for seen in ranks if seen["place"] == session.rank), [])
     return {
         "pycoll_dump": FORMAT,
         "rank": members[session.rank],
@@ -71,9 +69,8 @@ def contents(session: Any, error: BaseException, report: dict[str, Any] | None) 
         },
         "error": {"type": type(error).__name__, "text": str(error)},
         "report": report,
-        "ranks": ranks,
+        "ranks": list(_ranks(session, members)),
         "stacks": stacks(),
-        "flight_recorder": _entries(session, own),
     }
 
 
@@ -102,36 +99,3 @@ def stacks() -> list[dict[str, Any]]:
         ]
         found.append({"thread": names.get(ident, str(ident)), "frames": frames})
     return found
-
-
-def _entries(session: Any, calls: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the calls of this rank under the names that PyTorch's flight recorder uses."""
-    entries = []
-    for call in calls:
-        what = Call.unpack(call["descriptor"], call["count"])
-        place, _, name = call["site"].partition(" ")
-        file, _, line = place.rpartition(":")
-        frame = {"filename": file, "line": int(line) if line.isdigit() else 0, "name": name}
-        entries.append(
-            {
-                "record_id": call["call_seq"],
-                "collective_seq_id": call["call_seq"],
-                "p2p_seq_id": 0,
-                "op_id": call["call_seq"],
-                "pg_id": 0,
-                "process_group": ["0", "default"],
-                "profiling_name": f"pycoll:{what.kind}",
-                "input_sizes": [[what.count]],
-                "input_dtypes": [what.dtype],
-                "output_sizes": [[what.count]],
-                "output_dtypes": [what.dtype],
-                "state": "completed" if call["done"] else "started",
-                "is_p2p": False,
-                "retired": call["done"],
-                "timeout_ms": int(session.config.timeout_s * 1000),
-                "frames": [frame],
-            }
-        )
-    ranks = json.dumps(list(session.members or range(session.world_size)))
-    group = {"name": "0", "desc": "default", "ranks": ranks}
-    return {"version": "2.10", "pg_config": {"0": group}, "pg_status": {}, "entries": entries}

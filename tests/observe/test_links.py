@@ -16,6 +16,7 @@ from observe_jobs import until
 from pycoll.errors import ArgumentError
 from pycoll.observe.causes import find_causes, headline
 from pycoll.observe.links import dead, slow, states
+from pycoll.observe.report import torch_flight
 from pycoll.observe.report.advice import advise
 from pycoll.observe.report.advice import headline as trace_headline
 from pycoll.observe.report.analysis import analyse
@@ -200,8 +201,8 @@ def test_dumps_over_tcp(tmp_path):
         r"others called all_reduce at program.py:4 <module>\(\)",
         explain(dumps)[0],
     )
-    names = [e["profiling_name"] for e in dumps[2]["flight_recorder"]["entries"]]
-    assert names[-1] == "pycoll:broadcast"
+    names = [entry["profiling_name"] for entry in torch_flight.ranks(dumps)[2]["entries"]]
+    assert names[-1] == "gloo:broadcast"
 
 
 def test_clocks_of_two_hosts(tmp_path):

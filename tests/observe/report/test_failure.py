@@ -11,6 +11,7 @@ import pytest
 import pycoll
 from pycoll.config import Config
 from pycoll.errors import ArgumentError
+from pycoll.observe.report import torch_flight
 from pycoll.observe.report.failure import explain, read_dumps
 from pycoll.testing import run_processes
 
@@ -75,8 +76,8 @@ def test_the_first_line_names_rank_and_place(tmp_path, story):
     assert dump["pid"]
     assert dump["versions"]["pycoll"] == pycoll.__version__
     assert any(f["name"] == story.__name__ for s in dump["stacks"] for f in s["frames"])
-    entry = dump["flight_recorder"]["entries"][0]
-    assert entry["profiling_name"].startswith("pycoll:")
+    entry = torch_flight.ranks(dumps)[1]["entries"][0]
+    assert entry["profiling_name"].startswith("gloo:")
     assert entry["frames"][0]["filename"] == "test_failure.py"
 
 
