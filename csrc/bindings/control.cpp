@@ -118,6 +118,7 @@ py::dict rank_dict(const RankSight& sight, uint32_t rank) {
   out["message_peer"] = sight.message_peer;
   out["message_tag"] = sight.message_tag;
   out["message_s"] = static_cast<double>(sight.message_ns) * 1e-9;
+  out["queued"] = sight.queued;
   out["text"] = decoded(sight.text.c_str());
   py::list list;
   for (const CallSight& call : sight.calls) list.append(call_dict(call));

@@ -246,7 +246,7 @@ HelperThread& Engine::started_helper() {
   std::lock_guard lock(mutex_);
   if (helper() != nullptr) return *helper();
   try {
-    own_helper_ = std::make_unique<HelperThread>(world_size_);
+    own_helper_ = std::make_unique<HelperThread>(world_size_, &block_->queued);
   } catch (const std::exception& error) {  // the call is not made, so the peers would wait for us
     faults_.set(Cause::kAbort, rank_, iteration(), error.what());
     throw;

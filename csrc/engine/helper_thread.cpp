@@ -20,7 +20,8 @@ thread_local const HelperThread* waiting_for = nullptr;  // what this thread wai
 
 }  // namespace
 
-HelperThread::HelperThread(uint32_t ranks) : policy_(background_policy(ranks)) {
+HelperThread::HelperThread(uint32_t ranks, std::atomic<uint32_t>* queued)
+    : policy_(background_policy(ranks)), queued_(queued) {
   try {
     const SignalsBlocked blocked;
     thread_ = std::make_unique<std::thread>([this] { serve(); });
@@ -33,6 +34,10 @@ HelperThread::HelperThread(uint32_t ranks) : policy_(background_policy(ranks)) {
 void HelperThread::notify(std::atomic<uint32_t>& word, const Bell& bell) {
   word.fetch_add(1, std::memory_order_seq_cst);
   ring(bell);
+}
+
+void HelperThread::show_queue() {
+  if (queued_ != nullptr) queued_->store(uint32_t(queue_.size()), std::memory_order_relaxed);
 }
 
 // Marks the thread as one that waits, and maybe helps, for as long as it lives.
@@ -61,6 +66,7 @@ HelperThread::Ticket HelperThread::submit(Work work) {
   {
     std::lock_guard lock(mutex_);
     queue_.push_back(std::move(work));
+    show_queue();
     ticket = submitted_.fetch_add(1, std::memory_order_release) + 1;
   }
   notify(work_word_, {&work_word_, &work_sleepers_});
@@ -88,6 +94,7 @@ bool HelperThread::run_next(bool helped) {
     if (queue_.empty() || !done(started_.load(std::memory_order_relaxed))) return false;
     work = std::move(queue_.front());
     queue_.pop_front();
+    show_queue();
     started_.fetch_add(1, std::memory_order_relaxed);
   }
   std::exception_ptr error, interrupt;

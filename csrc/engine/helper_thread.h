@@ -23,8 +23,9 @@ class HelperThread {
   // `helped`: it runs on a thread that waits for it, where signals may be checked.
   using Work = std::function<void(bool helped)>;
 
-  // Starts the thread. `ranks` of this host decide how to wait.
-  explicit HelperThread(uint32_t ranks);
+  // Starts the thread. `ranks` of this host decide how to wait; `queued`, if given, shows how much
+  // has not begun.
+  explicit HelperThread(uint32_t ranks, std::atomic<uint32_t>* queued = nullptr);
   ~HelperThread() { stop(); }
   HelperThread(const HelperThread&) = delete;
   HelperThread& operator=(const HelperThread&) = delete;
@@ -65,8 +66,10 @@ class HelperThread {
   void refuse_nested() const;
   bool run_next(bool helped);  // false if there is nothing to run, or another thread runs work
   void notify(std::atomic<uint32_t>& word, const Bell& bell);
+  void show_queue();  // under mutex_
 
   const WaitPolicy policy_;
+  std::atomic<uint32_t>* const queued_;
   std::mutex mutex_;  // of queue_, errors_ and all changes of the counts; never held while waiting
   std::deque<Work> queue_;
   std::map<Ticket, std::exception_ptr> errors_;

@@ -28,7 +28,7 @@ static_assert(std::endian::native == std::endian::little, "the flag word is spli
 static_assert(std::atomic<uint32_t>::is_always_lock_free);
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
-inline constexpr uint32_t kAbiVersion = 5;
+inline constexpr uint32_t kAbiVersion = 6;
 inline constexpr uint32_t kMaxWorldSize = 4096;
 inline constexpr size_t kPayloadBytes = 40;  // of a flag line
 inline constexpr uint32_t kRecords = 64;     // calls remembered per rank
@@ -130,6 +130,7 @@ struct alignas(4096) RankBlock {
   std::atomic<uint32_t> message_way;  // MessageWay
   std::atomic<int32_t> message_peer;  // or kAnyRank
   std::atomic<uint32_t> message_tag;
+  std::atomic<uint32_t> queued;  // calls in the background that have not begun
   std::atomic<uint64_t> message_since_ns;
   // For waits on "any of many" (tagged messages): peers add 1 and wake.
   alignas(128) std::atomic<uint32_t> doorbell;

@@ -39,6 +39,7 @@ RankSight look_at(const RankBlock& block, uint32_t world_size, uint32_t calls) {
     sight.message_tag = block.message_tag.load(std::memory_order_relaxed);
     sight.message_ns = since(block.message_since_ns.load(std::memory_order_relaxed));
   }
+  sight.queued = block.queued.load(std::memory_order_relaxed);
   if (sight.phase == Phase::kLeft) {
     sight.text.assign(block.leave_text, strnlen(block.leave_text, kTextBytes));
   }

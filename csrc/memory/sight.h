@@ -33,6 +33,7 @@ struct RankSight {
   int32_t message_peer;  // or kAnyRank
   uint32_t message_tag;
   uint64_t message_ns;           // since when it waits for that
+  uint32_t queued;               // calls in the background that have not begun
   std::string text;              // why it left
   std::vector<CallSight> calls;  // the newest, oldest first
 };

@@ -25,6 +25,7 @@ _UNSEEN: dict[str, Any] = {
     "message_peer": -1,
     "message_tag": 0,
     "message_s": 0.0,
+    "queued": 0,
     "text": "",
     "calls": [],
 }

@@ -15,11 +15,12 @@ HEAD = (
     "skew",
     "calls",
     "calls/s",
+    "queue",
     "core",
     "heap",
     "newest call",
 )
-RIGHT = (0, 1, 3, 5, 6, 7, 8, 9, 10)
+RIGHT = (0, 1, 3, 5, 6, 7, 8, 9, 10, 11)
 _FEW = 32  # ranks that are all shown
 
 
@@ -50,6 +51,7 @@ def cells(rank: RankStatus) -> list[str]:
         _time(rank.skew_s),
         f"{rank.calls:,}",
         f"{rank.calls_per_s:,.0f}",
+        f"{rank.queued:,}" if rank.queued else "",
         f"{rank.busy:.0%}",
         size(rank.heap_bytes),
         rank.where or "(none)",

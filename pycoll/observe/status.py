@@ -63,6 +63,7 @@ class RankStatus:
         blamed: Share of the time in which others waited, in the end, for it.
         small: Share of the time in which it was in calls of at most 16 KiB.
         growth: Bytes per second by which its memory only grew.
+        queued: Calls in the background that it has not begun.
         skew_s: How much later than the rank that waits most it enters a call, on average.
     """
 
@@ -88,6 +89,7 @@ class RankStatus:
     blamed: float = 0.0
     small: float = 0.0
     growth: float = 0.0
+    queued: int = 0
     skew_s: float = 0.0
 
     @property
@@ -212,6 +214,7 @@ def _rank(
         process.cores if process else 0,
         own["text"],
         *shares.of(rank, after.world_size),
+        sum(sight["queued"] for _, sight, _ in sights),
     )
 
 

@@ -99,6 +99,21 @@ def test_skew_is_told(job):
     assert (cells["rank"], cells["skew"]) == ("1", f"{seen.ranks[1].skew_s * 1e3:.3g} ms")
 
 
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_waiting_calls_are_counted(job, transport):
+    """The first of five calls has begun, and waits for rank 1; four are in the queue."""
+    program = (
+        "if rank: time.sleep(60)\nworks = [comm.all_reduce(x, async_op=True) for _ in range(5)]"
+    )
+    program += "\nworks[-1].wait()"
+    with job(2, program, "--transport", transport) as process:
+        until(lambda: waits(process.pid))
+        seen = until(lambda: (now := status(process.pid, 0.05)).ranks[0].queued and now)
+        rows = {row[0]: dict(zip(HEAD, row, strict=True)) for row in lines(seen)[1]}
+    assert [rank.queued for rank in seen.ranks] == [4, 0]
+    assert (rows["0"]["queue"], rows["1"]["queue"]) == ("4", "")
+
+
 def test_top_draws(job):
     pytest.importorskip("rich")
     with job(2, "if rank: time.sleep(60)\nstep()") as process:

@@ -165,6 +165,7 @@ MessageEngine::Ticket MessageEngine::submit(std::shared_ptr<const BoundCall> cal
   try {
     const std::lock_guard lock(mutex_);
     queue_.push_back({job, std::move(call)});
+    show_queue();
   } catch (const std::bad_alloc&) {
     out_of_memory();
   }
@@ -176,13 +177,20 @@ MessageEngine::Ticket MessageEngine::submit(std::shared_ptr<const BoundCall> cal
 // Without a thread the call is not made: every rank that waits for it must fail.
 void MessageEngine::make_helper() {
   try {
-    helper_ = std::make_unique<HelperThread>(options_.ranks_on_host);
+    helper_ = std::make_unique<HelperThread>(options_.ranks_on_host,
+                                             board_ == nullptr ? nullptr : &board_->block().queued);
   } catch (const std::bad_alloc&) {
     out_of_memory();
   } catch (const Error& error) {
     raise_on_all(error.kind(), "rank " + std::to_string(rank_) + ": " + error.what());
     throw;
   }
+}
+
+// Shows how many calls have not begun.
+void MessageEngine::show_queue() {
+  const size_t begun = current_ != nullptr;
+  if (board_ != nullptr) board_->block().queued = uint32_t(queue_.size() - begun);
 }
 
 // Makes progress on the oldest queued call. Several threads may wait for calls: one at a time.
@@ -199,6 +207,7 @@ void MessageEngine::step_queue() {
         show(job.call->descriptor, job.call->count, job.site);
         current_ = std::make_unique<MessageTask>(link_, *job.call, job.in, job.out, seq_,
                                                  job.proven, scratch_[0]);
+        show_queue();
       }
       over = current_->advance();
       if (over) check_late_notices(*job.call);
@@ -221,6 +230,7 @@ void MessageEngine::end_queued(std::exception_ptr error) {
   }
   current_.reset();
   queue_.pop_front();
+  show_queue();
   ++finished_;
 }
 

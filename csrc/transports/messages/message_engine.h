@@ -160,6 +160,7 @@ class MessageEngine {
   void make_helper();
   void step_queue();
   void end_queued(std::exception_ptr error);
+  void show_queue();
   void check_queue(Pulse pulse);
   bool await(Ticket until, double timeout_s);
   void settle();
