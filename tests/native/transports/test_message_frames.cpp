@@ -2,11 +2,6 @@
 // that names it, and nothing outside of the buffers of the receiver is touched.
 //
 //   test_message_frames [inputs [seed]]    mutates so many conversations; a thousand by default
-#include <dlfcn.h>
-#include <sched.h>
-#include <time.h>
-
-#include <atomic>
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
@@ -15,6 +10,7 @@
 #include <random>
 
 #include "hosts.h"
+#include "jumping_clock.h"
 #include "transports/messages/message_postbox.h"
 
 // What a transport may still write to is never freed after a failure; test_message_deaths looks for
@@ -37,40 +33,6 @@ extern "C" void __asan_on_error() { std::fprintf(stderr, "seed %lu\n", g_seed); 
 [[gnu::noinline]] void operator delete[](void* data) noexcept { std::free(data); }
 [[gnu::noinline]] void operator delete(void* data) noexcept { std::free(data); }
 [[gnu::noinline]] void operator delete(void* data, size_t) noexcept { std::free(data); }
-
-// While one thread plays both ends, nothing happens during a pause: the clock jumps to its end.
-static std::atomic<bool> g_alone = false;
-static std::atomic<uint64_t> g_jumped_ns = 0;
-static constexpr uint64_t kSecond = 1'000'000'000;
-
-template <typename F>
-static F* real(const char* name, F*) {
-  return reinterpret_cast<F*>(dlsym(RTLD_NEXT, name));
-}
-
-extern "C" int clock_gettime(clockid_t clock, timespec* now) noexcept {
-  static const auto get = real("clock_gettime", &clock_gettime);
-  const int result = get(clock, now);
-  const uint64_t ns = uint64_t(now->tv_nsec) + g_jumped_ns;
-  now->tv_sec += time_t(ns / kSecond);
-  now->tv_nsec = long(ns % kSecond);
-  return result;
-}
-
-extern "C" int nanosleep(const timespec* time, timespec* left) {
-  static const auto sleep = real("nanosleep", &nanosleep);
-  if (!g_alone) return sleep(time, left);
-  g_jumped_ns += uint64_t(time->tv_sec) * kSecond + uint64_t(time->tv_nsec);
-  return 0;
-}
-
-extern "C" int sched_yield() noexcept {
-  static const auto yield = real("sched_yield", &sched_yield);
-  constexpr uint64_t kTurnNs = 50'000;
-  if (!g_alone) return yield();
-  g_jumped_ns += kTurnNs;
-  return 0;
-}
 
 namespace {
 
