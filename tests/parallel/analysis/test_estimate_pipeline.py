@@ -17,11 +17,10 @@ def network(tied=False):
     return GPT(config, seed=1, tied=tied)
 
 
-def measured(comm, schedule, zero, tied, recompute, **axes):
-    model = network(tied)
-    more = {"zero": zero, "bucket_bytes": 20000, "recompute": recompute}
-    with Mesh(comm, **axes) as mesh, Pipeline(model, model.loss(), mesh, schedule, M, **more) as e:
-        rest = dict(e.ledger.live)
+def measured(comm, schedule, tied, options, axes):
+    parts = (model := network(tied)), model.loss()
+    with Mesh(comm, **axes) as mesh, Pipeline(*parts, mesh, schedule, M, **options) as e:
+        rest = {**e.ledger.live, "stored": e.ledger.stored["optimizer"]}
         for step in range(4):
             tokens = np.random.default_rng(step).integers(0, 64, (M, 2, 9))
             report = e.step([(rows[:, :-1], rows[:, 1:]) for rows in tokens])
@@ -30,28 +29,31 @@ def measured(comm, schedule, zero, tied, recompute, **axes):
 
 
 @pytest.mark.parametrize(
-    ("schedule", "zero", "tied", "recompute", "axes"),
+    ("schedule", "zero", "tied", "recompute", "offload", "axes"),
     [
-        ("1f1b", 0, False, "none", {"pp": 2}),
-        ("gpipe", 3, False, "none", {"dp": 2, "pp": 2}),
-        ("1f1b", 2, True, 2, {"dp": 2, "pp": 2}),
-        ("zb_v", 1, False, "full", {"dp": 2, "pp": 2}),
-        ("pipedream", 0, False, "none", {"pp": 3}),
-        ("2bw", 1, False, "none", {"dp": 2, "pp": 2}),
+        ("1f1b", 0, False, "none", "none", {"pp": 2}),
+        ("1f1b", 0, False, "none", "all", {"pp": 2}),
+        ("gpipe", 3, False, "none", "none", {"dp": 2, "pp": 2}),
+        ("zb_h1", 3, False, "none", "activations", {"dp": 2, "pp": 2}),
+        ("1f1b", 2, True, 2, "none", {"dp": 2, "pp": 2}),
+        ("zb_v", 1, False, "full", "optimizer", {"dp": 2, "pp": 2}),
+        ("pipedream", 0, False, "none", "none", {"pp": 3}),
+        ("2bw", 1, False, "none", "none", {"dp": 2, "pp": 2}),
     ],
 )
-def test_every_stage_holds_what_is_estimated(schedule, zero, tied, recompute, axes):
+def test_every_stage_holds_what_is_estimated(schedule, zero, tied, recompute, offload, axes):
     n = int(np.prod(list(axes.values())))
-    more = {"zero": zero, "bucket_bytes": 20000, "recompute": recompute}
+    more = {"zero": zero, "bucket_bytes": 20000, "recompute": recompute, "offload": offload}
     for stage, rest, peak, sent in run_threads(
-        n, lambda c: measured(c, schedule, zero, tied, recompute, **axes)
+        n, lambda c: measured(c, schedule, tied, more, axes)
     ):
         found = estimate(
             network(tied), None, axes, micro_batches=M, schedule=schedule, stage=stage, **more
         )
         assert found.parameter == rest["parameter"]
         assert found.gradient == rest["gradient"]
-        assert found.optimizer == rest["optimizer"]
+        assert found.optimizer == rest.get("optimizer", 0)
+        assert found.stored == rest["stored"]
         assert found.peak == pytest.approx(peak, rel=0.01)
         if schedule not in ("pipedream", "2bw"):  # they agree within a stage
             wire = {k: v for k, v in found.wire.items() if k != "count"}
