@@ -129,6 +129,8 @@ def _from_buffer(x: Any, what: str) -> np.ndarray:
     try:
         return np.asarray(memoryview(x))
     except TypeError:
+        if hasattr(x, "to_numpy"):  # pandas and the like
+            raise ArgumentError(f"{what} is {kind_of(x)}; pass {what}.to_numpy()") from None
         raise ArgumentError(
             f"{what} is {kind_of(x)}; accepted are NumPy arrays and objects with the "
             "buffer protocol, __array_interface__ or __dlpack__; for any other Python object there "
@@ -185,7 +187,8 @@ def dlpack_view(x: Any, what: str, **options: Any) -> ArrayView:
         raise ArgumentError(f"{what} is {kind_of(x)} whose memory has been freed")
     strides_bytes = tuple(s * dtype.itemsize for s in strides)
     array = _C.array_at(pointer, shape, strides_bytes, dtype, owner)
-    if not writable:
+    # JAX shows its arrays, which never change, by capsules that cannot say so.
+    if not writable or type(x).__module__.partition(".")[0] in ("jax", "jaxlib"):
         array.flags.writeable = False
     return ArrayView(array, known, name, x)
 

@@ -97,3 +97,22 @@ def test_a_record_of_an_array_is_a_part_of_it():
     check_output(target, (), None)
     target.array["f0"] = 7
     assert records["f0"].tolist() == [0, 7]
+
+
+def test_arrays_of_jax_are_read_only():
+    """Their capsules cannot say so, and nothing may write to what never changes."""
+
+    def show(self):
+        return self.data.__dlpack__()
+
+    shown = {"__module__": "jaxlib._jax", "data": np.zeros(3), "__dlpack__": show}
+    shown["__dlpack_device__"] = lambda self: (1, 0)
+    array = type("ArrayImpl", (), shown)()
+    assert not view(array, "x").array.flags.writeable
+    assert view(type("Other", (), shown | {"__module__": "other"})(), "x").array.flags.writeable
+
+
+def test_what_has_to_numpy_is_told_to_use_it():
+    frame = type("DataFrame", (), {"to_numpy": lambda self: np.zeros(3)})()
+    with pytest.raises(ArgumentError, match=r"pass x\.to_numpy\(\)"):
+        view(frame, "x")
