@@ -187,6 +187,16 @@ def test_calls_over_tcp_are_traced(tmp_path):
     assert told(trace).startswith("rank 1 enters ")
 
 
+def test_waiting_calls_over_tcp_are_counted(tmp_path):
+    text = (
+        "x = np.ones(3)\ncomm.barrier()\nif rank: time.sleep(60)\n"
+        "works = [comm.all_reduce(x, async_op=True) for _ in range(5)]\nworks[-1].wait()"
+    )
+    with tcp_job(tmp_path, text) as ranks:
+        wait_for_line(ranks[0].pid, "^rank 1 sleeps in its own code")
+        assert [rank.queued for rank in status(ranks[0].pid, 0.05).ranks] == [4, 0]
+
+
 def test_dumps_over_tcp(tmp_path):
     """Each rank writes its own calls; together they tell which of them differ."""
     text = (
