@@ -41,6 +41,7 @@ def another_size(comm):
 def dead(comm):
     each_kind(comm)
     if comm.rank == ODD:
+        time.sleep(1)  # the others have entered
         os.kill(os.getpid(), signal.SIGKILL)
     comm.all_reduce(np.ones(4))
 
@@ -48,6 +49,7 @@ def dead(comm):
 def raised(comm):
     each_kind(comm)
     if comm.rank == ODD:
+        time.sleep(1)
         raise OSError("the disk is full")
     comm.all_reduce(np.ones(4))
 
