@@ -72,8 +72,8 @@ def is_stale(obj: str, src: str) -> bool:
     return build_cuda.is_stale(obj, build_cuda.made_of(obj)) or build_cuda.is_stale(obj, [__file__])
 
 
-# Lets GCC take 2 GB, in KiB, before it looks for memory to use again: a tenth of its time.
-MEMORY = ["--param=ggc-min-expand=500", "--param=ggc-min-heapsize=2000000"]
+# Lets GCC take 0.5 GB, in KiB, before it looks for memory to use again, which costs it time.
+MEMORY = ["--param=ggc-min-expand=100", "--param=ggc-min-heapsize=500000"]
 if "clang" in os.environ.get("CXX", ""):
     MEMORY = []
 

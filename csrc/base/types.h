@@ -8,8 +8,7 @@
 
 namespace pycoll {
 
-inline constexpr uint64_t kPage =
-    4096;  // bytes; memory is reserved, mapped and given back in these
+inline constexpr uint64_t kPage = 4096;  // bytes, in which memory is mapped and given back
 
 enum class DType : uint8_t {
   kInt8 = 0,
