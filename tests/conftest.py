@@ -54,8 +54,7 @@ def _nothing_is_left(request):
     yield
     if request.node.stash.get(FAILED, False):
         return  # its traceback keeps communicators alive
-    for _ in range(3):  # communicators that are part of a cycle, some held by others through C++
-        if memfds() > descriptors:
-            gc.collect()
+    if memfds() > descriptors:
+        gc.collect()  # communicators that are part of a cycle
     assert children() <= processes
     assert memfds() <= descriptors

@@ -18,6 +18,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <utility>
 
 #include "bindings/bindings.h"
 #include "bindings/dlpack.h"
@@ -206,8 +207,8 @@ PyObject* call_in_place(PyObject* self, PyObject* const* args, size_t nargsf, Py
       throw py::type_error("InPlaceCalls takes tensor and op, by position");
     }
     const auto* calls = reinterpret_cast<InPlaceCalls*>(self);
+    if (calls->table == nullptr || !is_plain(*calls->table)) Py_RETURN_FALSE;
     InPlaceTable& table = *calls->table;
-    if (!is_plain(table)) Py_RETURN_FALSE;
     InPlace key{args[1], 0, 0, 0};
     char* const data = plain_elements(args[0], key);
     if (data == nullptr) Py_RETURN_FALSE;
@@ -230,9 +231,10 @@ PyObject* keep_in_place(PyObject* self, PyObject* const* args, Py_ssize_t nargs)
       throw py::type_error("keep takes tensor, op and an AddressCall");
     }
     InPlace key{args[1], 0, 0, 0};
-    if (plain_elements(args[0], key) != nullptr && key.bits >= 8) {
-      reinterpret_cast<InPlaceCalls*>(self)->table->entries[key] = {
-          py::reinterpret_borrow<py::object>(args[1]), py::reinterpret_borrow<py::object>(args[2])};
+    InPlaceTable* const table = reinterpret_cast<InPlaceCalls*>(self)->table;
+    if (table != nullptr && plain_elements(args[0], key) != nullptr && key.bits >= 8) {
+      table->entries[key] = {py::reinterpret_borrow<py::object>(args[1]),
+                             py::reinterpret_borrow<py::object>(args[2])};
     }
     Py_RETURN_NONE;
   });
@@ -261,15 +263,39 @@ PyObject* create_in_place(PyTypeObject* type, PyObject* args, PyObject*) {
   });
 }
 
+// A group holds its calls, and they hold the group: Python's collector has to see the cycle.
+int visit_in_place(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  const InPlaceTable* const table = reinterpret_cast<InPlaceCalls*>(self)->table;
+  if (table == nullptr) return 0;
+  for (const py::object* held : {&table->acquire, &table->release, &table->jobs, &table->group,
+                                 &table->sites, &table->profiler}) {
+    Py_VISIT(held->ptr());
+  }
+  for (const auto& [key, entry] : table->entries) {
+    Py_VISIT(entry.op.ptr());
+    Py_VISIT(entry.call.ptr());
+  }
+  return 0;
+}
+
+// From then on the object knows no call.
+int break_in_place(PyObject* self) {
+  delete std::exchange(reinterpret_cast<InPlaceCalls*>(self)->table, nullptr);
+  return 0;
+}
+
 void destroy_in_place(PyObject* self) {
   PyTypeObject* type = Py_TYPE(self);
-  delete reinterpret_cast<InPlaceCalls*>(self)->table;
+  PyObject_GC_UnTrack(self);
+  break_in_place(self);
   type->tp_free(self);
   Py_DECREF(type);
 }
 
 PyObject* clear_in_place(PyObject* self, PyObject*) {
-  reinterpret_cast<InPlaceCalls*>(self)->table->entries.clear();
+  InPlaceTable* const table = reinterpret_cast<InPlaceCalls*>(self)->table;
+  if (table != nullptr) InPlaceEntries().swap(table->entries);  // whose ends may call in here again
   Py_RETURN_NONE;
 }
 
@@ -304,12 +330,15 @@ void bind_address_call(py::module_& m) {
       {nullptr, nullptr, 0, nullptr}};
   static PyType_Slot slots_in_place[] = {{Py_tp_new, reinterpret_cast<void*>(create_in_place)},
                                          {Py_tp_dealloc, reinterpret_cast<void*>(destroy_in_place)},
+                                         {Py_tp_traverse, reinterpret_cast<void*>(visit_in_place)},
+                                         {Py_tp_clear, reinterpret_cast<void*>(break_in_place)},
                                          {Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
                                          {Py_tp_members, members_in_place},
                                          {Py_tp_methods, methods_in_place},
                                          {0, nullptr}};
   add_call_type(m, "InPlaceCalls",
-                {"pycoll._C.InPlaceCalls", sizeof(InPlaceCalls), 0, flags, slots_in_place});
+                {"pycoll._C.InPlaceCalls", sizeof(InPlaceCalls), 0, flags | Py_TPFLAGS_HAVE_GC,
+                 slots_in_place});
 }
 
 }  // namespace pycoll

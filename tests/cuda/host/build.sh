@@ -12,6 +12,7 @@ esac
 build=tests/native/build/cuda-$mode
 library=$build/libpycoll_cuda_host.so
 mkdir -p "$build"
+exec 9>"$build/lock" && flock 9  # test processes that run beside each other may all ask for it
 sources=(csrc/engine/plan.cpp csrc/engine/bind.cpp csrc/base/types.cpp csrc/cuda/*/*.cpp tests/cuda/host/*.cpp)
 headers=(csrc/*/*.h csrc/*/*/*.h csrc/*/*/*.inl tests/cuda/host/*.h tests/cuda/host/*.inl)
 headers+=(tests/cuda/host/build.sh)
