@@ -3,47 +3,29 @@
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.launched import launched, outcome
+
 PRELUDE = "import os, sys, time\nimport numpy as np\nimport pycoll\n"
 
 
 @pytest.fixture
 def program(tmp_path):
     """``program(n, text)`` starts n ranks of a script, with an empty temporary directory."""
-    started = []
     (tmp_path / "tmp").mkdir()
+    with launched(env={"TMPDIR": str(tmp_path / "tmp")}) as begin:
 
-    def start(n, text):
-        script = tmp_path / "script.py"
-        script.write_text(PRELUDE + text)
-        environ = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path / "tmp")}
-        process = subprocess.Popen(
-            [sys.executable, "-m", "pycoll", "run", "-n", str(n), str(script)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environ,
-        )
-        started.append(process)
-        return process
+        def start(n, text):
+            script = tmp_path / "script.py"
+            script.write_text(PRELUDE + text)
+            return begin([sys.executable, "-m", "pycoll", "run", "-n", str(n), str(script)])
 
-    yield start
-    for process in started:
-        process.kill()
-        process.communicate()
-
-
-def outcome(process):
-    """Wait for a program; return its exit status and what it wrote."""
-    out, err = process.communicate(timeout=60)
-    return process.returncode, out, err
+        yield start
 
 
 ENDINGS = {

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.launched import launched, outcome
+
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = """
 import os
@@ -38,32 +40,15 @@ exec {APART} sh -c "$*"
 """
     )
     rsh.chmod(0o755)
-    started = []
+    with launched() as begin:
 
-    def start(text, *options, n=4, hosts="localhost,127.0.0.1"):
-        script = tmp_path / "script.py"
-        script.write_text(text)
-        command = [sys.executable, "-m", "pycoll", "run", "-n", str(n), "--hosts", hosts]
-        started.append(
-            subprocess.Popen(
-                [*command, "--rsh", str(rsh), *options, str(script)],
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
-        return started[-1]
+        def start(text, *options, n=4, hosts="localhost,127.0.0.1"):
+            script = tmp_path / "script.py"
+            script.write_text(text)
+            command = [sys.executable, "-m", "pycoll", "run", "-n", str(n), "--hosts", hosts]
+            return begin([*command, "--rsh", str(rsh), *options, str(script)])
 
-    yield start
-    for process in started:
-        process.kill()
-        process.communicate()
-
-
-def outcome(process):
-    out, err = process.communicate(timeout=50)
-    return process.returncode, out, err
+        yield start
 
 
 def test_ranks_of_two_hosts(job, tmp_path):
