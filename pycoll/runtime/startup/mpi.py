@@ -40,6 +40,7 @@ from pycoll.runtime.startup.rendezvous import Rendezvous, make_everywhere
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "PMIX_SIZE", "MV2_COMM_WORLD_SIZE")
 _SLURM = ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID")  # of srun; a batch script has others
 _HINT = "start it with the mpiexec of the MPI that mpi4py uses; `pycoll doctor` names it"
+_SLURM_HINT = "start it with `srun --mpi=pmi2` or `--mpi=pmix`, whichever that MPI understands"
 
 
 def launched_size(environ: Mapping[str, str]) -> int:
@@ -82,10 +83,10 @@ def world(environ: Mapping[str, str] | None = None) -> Any:
         raise TransportError(f"an MPI launcher has started {size} processes, but {state}")
     comm = loaded.COMM_WORLD
     if comm.size == 1 and size > 1:
-        found = library(loaded)
+        hint = _SLURM_HINT if _SLURM[1] in environment() else _HINT
         raise TransportError(
-            f"an MPI launcher has started {size} processes, but in this one mpi4py uses {found}, "
-            f"which knows of one: {_HINT}"
+            f"an MPI launcher has started {size} processes, but in this one mpi4py uses "
+            f"{library(loaded)}, which knows of one: {hint}"
         )
     return comm if comm.size > 1 else None
 
