@@ -150,6 +150,11 @@ def on_device(x: Any) -> bool:
 def _dlpack_device(x: Any, what: str) -> int:
     try:
         return int(x.__dlpack_device__()[0])
+    except AttributeError as error:  # a tracer of JAX
+        raise ArgumentError(
+            f"{what} is {kind_of(x)}, which has no memory; inside jax.jit, call pycoll by "
+            "jax.experimental.io_callback, with ordered=True"
+        ) from error
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         raise ArgumentError(f"{what} cannot be shared through DLPack: {error}") from error
 
@@ -174,7 +179,9 @@ def dlpack_view(x: Any, what: str, **options: Any) -> ArrayView:
     except _C.EngineError as error:
         raise ArgumentError(f"{what} cannot be shared through DLPack: {error.args[-1]}") from None
     if (other := _DLPACK_ML_DTYPES.get((kind, bits))) is not None:
-        dtype, known, name = np.dtype(f"u{bits // 8}"), other, other.name.lower()
+        own = getattr(x, "dtype", None)  # JAX has types of ml_dtypes
+        dtype = own if isinstance(own, np.dtype) else np.dtype(f"u{bits // 8}")
+        known, name = other, other.name.lower()
     elif scalar := getattr(np, f"{_DLPACK_KINDS.get(kind)}{bits}".replace("bool8", "bool_"), None):
         dtype = np.dtype(scalar)
         known, name = dtype_of(dtype), dtype.name

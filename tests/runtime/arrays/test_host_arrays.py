@@ -112,6 +112,13 @@ def test_arrays_of_jax_are_read_only():
     assert view(type("Other", (), shown | {"__module__": "other"})(), "x").array.flags.writeable
 
 
+def test_a_tracer_of_jax_has_no_memory():
+    """Inside ``jax.jit`` arrays have the method, and nothing to show."""
+    tracer = type("Tracer", (), {"__dlpack__": lambda self: None})()
+    with pytest.raises(ArgumentError, match=r"x is a Tracer, which has no memory.*io_callback"):
+        view(tracer, "x")
+
+
 def test_what_has_to_numpy_is_told_to_use_it():
     frame = type("DataFrame", (), {"to_numpy": lambda self: np.zeros(3)})()
     with pytest.raises(ArgumentError, match=r"pass x\.to_numpy\(\)"):
