@@ -38,6 +38,7 @@ _REDUCING = (
     *(Kind.ALL_REDUCE, Kind.REDUCE, Kind.REDUCE_SCATTER, Kind.REDUCE_SCATTER_V),
     *(Kind.SCAN, Kind.EXSCAN),
 )
+_GATHERING = ("gather", "all_gather")  # whose count is that of the result
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,8 @@ class Call:
         parts = [
             p for p in (self.op and f"op={self.op}", self.order and f"order={self.order}") if p
         ]
-        text = ", ".join([f"{self.dtype}[{self.count}]", *parts, f"root={self.root}"])
+        into = "into " if self.kind in _GATHERING else ""
+        text = ", ".join([f"{into}{self.dtype}[{self.count}]", *parts, f"root={self.root}"])
         return f"{self.kind}({text}, {self.memory} memory, algorithm={self.algorithm})"
 
 

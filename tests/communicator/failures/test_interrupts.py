@@ -45,7 +45,7 @@ def test_a_stopped_rank():
     for text in texts:
         assert re.search(r"rank [02] gave up after waiting [\d.]+ s", text)
         assert "waits for rank 1 to make this call" in text
-        assert "rank 1: has not made this call; last call: all_gather(int64[" in text
+        assert "rank 1: has not made this call; last call: all_gather(into int64[" in text
         assert "is stopped by a signal" in text
     assert len(set(texts)) == 1
 

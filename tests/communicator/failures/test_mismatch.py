@@ -174,6 +174,19 @@ def test_any_rank_in_any_world(n, odd):
         assert elapsed < BOUND_S
 
 
+@pytest.mark.parametrize("name", ["all_gather", "gather"])
+def test_a_gathering_call_says_that_it_counts_the_result(run, name):
+    def rank(comm):
+        with pytest.raises(MismatchError) as caught:
+            getattr(comm, name)(np.ones(3 if comm.rank == 2 else 4))
+        return str(caught.value)
+
+    for text in run(3, rank):
+        assert f"rank 0: {name}(into float64[12], " in text
+        assert f"rank 2: {name}(into float64[9], " in text
+        assert f"Blocks of different sizes are for {name}_v." in text
+
+
 def test_a_call_that_one_rank_skips():
     def rank(comm):
         comm.barrier()
