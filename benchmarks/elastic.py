@@ -1,7 +1,7 @@
 """Random SIGKILLs while `examples/elastic.py` trains: does it end, with the same bits, how soon?
 
     python benchmarks/elastic.py --jobs 20 --ranks 4 --zero 2
-    python benchmarks/elastic.py --jobs 200 --gpt --steps 80 --every 2
+    python benchmarks/elastic.py --jobs 200 --gpt --steps 40 --pause 0.3 --kills 3
 
 Each job is killed at random moments, a random rank each time; the next one after the ranks have met
 again, or with ``--zero 0``, where one rank's state is enough, at any time. It must end well, soon;
@@ -13,6 +13,7 @@ With ``--gpt`` the network is a tiny GPT; a job takes seconds, and is killed at 
 """
 
 import argparse
+import math
 import os
 import random
 import re
@@ -25,7 +26,6 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-LIMIT_S = 120.0
 
 
 class Failure(Exception):
@@ -35,7 +35,7 @@ class Failure(Exception):
 class Run:
     """One job: what it has printed, with the times, and its ranks."""
 
-    def __init__(self, ranks, zero, steps, gpt, pause):
+    def __init__(self, ranks, zero, steps, gpt, limit_s, pause):
         script = str(ROOT / "examples" / "elastic.py")
         words = ["run", "-n", ranks, "--elastic", "--restarts", "1000", script, "--every", "1"]
         words += ["--zero", str(zero), "--steps", str(steps), "--pause", str(pause)]
@@ -47,6 +47,7 @@ class Run:
             stderr=subprocess.PIPE,
             text=True,
         )
+        self.limit_s, self.begun = limit_s, time.monotonic()
         self.lines, self.errors, self.killed = [], [], []
         self._readers = [
             threading.Thread(target=self._read, args=pair)
@@ -58,6 +59,11 @@ class Run:
     def _read(self, stream, lines):
         for line in stream:
             lines.append((time.monotonic(), line.rstrip()))
+
+    def is_stuck(self):
+        """Whether nothing was printed for as long as a hang."""
+        last = max([t for t, _ in self.lines[-1:] + self.errors[-1:]], default=self.begun)
+        return time.monotonic() - max(last, self.begun) > self.limit_s
 
     def has_begun(self):
         return any(line.startswith("step") for _, line in self.lines)
@@ -76,7 +82,7 @@ class Run:
     def wait(self):
         """Wait for the end; return the digests that ranks have printed."""
         try:
-            status = self.process.wait(LIMIT_S)
+            status = self.process.wait(self.limit_s)
         except subprocess.TimeoutExpired:
             self.give_up("a hang")
         for reader in self._readers:
@@ -113,11 +119,13 @@ def main():
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--pause", type=float, default=0.03, help="seconds after each step")
     parser.add_argument("--every", type=float, default=5.0, help="mean seconds between kills (5)")
+    parser.add_argument("--kills", type=int, default=1000, help="in a job, at most")
+    parser.add_argument("--limit", type=float, default=120.0, help="a hang: s without a line (120)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--gpt", action="store_true", help="train a tiny GPT")
     args = parser.parse_args()
     chance, begun, failures = random.Random(args.seed), time.monotonic(), Counter()
-    given = args.ranks, args.zero, args.steps, args.gpt
+    given = args.ranks, args.zero, args.steps, args.gpt, args.limit
     plain = Run(*given, 0.0)
     expected, fixed, delays, kills, apart = plain.wait(), ".." not in args.ranks, [], 0, 0.0
     for job in range(args.jobs):
@@ -132,10 +140,14 @@ def main():
             print(f"job {job}: {failure.args[0]}\n{failure.args[1]}", flush=True)
             continue
         delays += run.delays()
-        kills += len(run.killed)
+        count = len(run.killed)
+        kills += count
         off = abs(run.loss() / plain.loss() - 1)
         apart = max(apart, off)
-        print(f"job {job}: {len(run.killed)} kills, same parameters, loss off by {off:.2%}")
+        print(
+            f"job {job}: {len(run.killed)} kills, same parameters, loss off by {off:.2%}",
+            flush=True,
+        )
     delays.sort()
     print(
         f"{args.jobs} jobs, {kills} kills in {time.monotonic() - begun:.0f} s: "
@@ -149,14 +161,15 @@ def main():
 
 def torment(run, args, chance):
     """Kill ranks of a job until it ends; the first soon after it has begun."""
-    while run.process.poll() is None and not run.has_begun():
+    while run.process.poll() is None and not run.has_begun() and not run.is_stuck():
         time.sleep(0.05)
-    begun = time.monotonic()
-    due = begun + chance.uniform(0, min(1.0, 2 * args.every) if args.gpt else 2 * args.every)
+    soon = min(1.0, 2 * args.every) if args.gpt else 2 * args.every
+    due = time.monotonic() + chance.uniform(0, soon)
     while run.process.poll() is None:
         time.sleep(0.01)
-        if time.monotonic() - begun > LIMIT_S:
-            run.give_up("a hang, or too slow")
+        if run.is_stuck():
+            run.give_up("a hang")
+        due = due if len(run.killed) < args.kills else math.inf
         if time.monotonic() >= due and (args.zero == 0 or run.met_again()):
             run.kill_one(chance)
             due = time.monotonic() + chance.uniform(0, 2 * args.every)

@@ -362,6 +362,11 @@ class Groups:
         own.world = own.stage = self._duplicate("one replica", self.mesh.group(*own.axes))
         return own
 
+    def use(self, other: Groups) -> None:
+        """Have the channels of other groups of the same mesh from now on."""
+        self.replica, self.data, self.axes = other.replica, other.data, other.axes
+        self.world, self.stage = other.world, other.stage
+
     def _duplicate(self, name: str, comm: Communicator) -> Channel:
         self._owned.append(comm.dup())
         return Channel(self._owned[-1], name, self.ledger, self._device)

@@ -31,6 +31,7 @@ from pycoll.parallel.engine.agreement import (
 from pycoll.parallel.engine.offload import Elsewhere, Kept, keeping
 from pycoll.parallel.engine.options import Options
 from pycoll.parallel.engine.passes import Passes, Samples
+from pycoll.parallel.engine.periods import Periods
 from pycoll.parallel.engine.report import StepReport
 from pycoll.parallel.mesh import Mesh
 from pycoll.parallel.nn.layer import Loss, Model
@@ -63,7 +64,7 @@ class DataParallel:
         loss_scale: Scale of the loss in the next step.
         parameters: All parameters, in forward order.
         hook: Reduces buckets.
-        near: Groups of the ranks that reduce gradients: with `sync_every` those of one replica.
+        near: Groups of the ranks that reduce gradients; see `Periods`.
         storage: The file of what is offloaded, if anything.
         kept: Keeps what layers need in the backward pass.
         saving: The last save in the background, if any; see `pycoll.parallel.save`.
@@ -115,17 +116,11 @@ class DataParallel:
         facts = [f"mesh={mesh.axes}", *self._facts(), *options.facts()]
         check_structure(self.parameters, facts, self.groups.world)
         check_parts(units, self.groups)
-        if options.sync_every and "replica" not in mesh.axes:
-            raise ArgumentError(
-                f"sync_every={options.sync_every} averages along replica, which {mesh} lacks; "
-                "make the mesh with it, such as Mesh(comm, replica=-1)"
-            )
-        self.near: Groups = self.groups.of_replica() if options.sync_every else self.groups
-        self._calls, self._apart = 0, False
+        self._periods = Periods(options, self.groups)
+        self.near: Groups = self._periods.near
         self.hook: Hook = options.settings.hook
         self._open_storage(units, owned)
-        for bucket in self.buckets if options.sync_every else ():
-            options.averaging.prepare(bucket)
+        self._periods.prepare(self.buckets)
         values.initialise(self.buckets, self.groups, options.start)
         self._passes = self._make_passes(model, loss, units)
         self._graphs: dict[int, frozenset[str]] = {}
@@ -183,7 +178,7 @@ class DataParallel:
         """
         lr = self.options.optimizer.lr if lr is None else lr
         start, before = time.perf_counter(), self.ledger.mark()
-        self._begin_period()
+        self._periods.begin(self.buckets, self.steps)
         more = {"lr": lr, "steps": self.steps, "loss_scale": self.loss_scale}
         facts = cache(partial(self.options.step_facts, **more))
         both, problems = self._accumulate(micro_batches, lr, facts)
@@ -202,7 +197,7 @@ class DataParallel:
             self.hook.settle()
             self._update(lr, 1.0 / divisor, norm)
         self.loss_scale = self.loss_scale.after(overflow)
-        self._end_period()
+        self._periods.end(self.buckets, self.steps)
         for bucket in self.buckets:
             bucket.gradients.result = None
         self.mesh.world.note_step(self._own_samples, (self.ledger.waits - before[1]).total())
@@ -270,43 +265,13 @@ class DataParallel:
             scale *= clip / norm
         update_all(self.buckets, self.steps, lr, scale)
 
-    def _begin_period(self) -> None:
-        """Note where replicas are together, if they are."""
-        if (every := self.options.sync_every) and self._calls % every == 0:
-            for bucket in self.buckets:
-                self.options.averaging.begin(bucket)
-
-    def _end_period(self) -> None:
-        """Average over the replicas, if it is time."""
-        self._calls += 1
-        every, self._apart = self.options.sync_every, True
-        if every and self._calls % every == 0:
-            self._bring_together(self.options.averaging.apply, self.steps // every)
-            self._apart = not self.options.averaging.meets
-
     def average(self) -> None:
         """Bring the replicas of `sync_every` together now; a collective.
 
         They become what they do after the last of so many steps, with `Gossip` the mean over all;
-        the next period begins. ArgumentError without `sync_every`.
+        the next period begins. Nothing happens if they are. ArgumentError without `sync_every`.
         """
-        if not (every := self.options.sync_every):
-            raise ArgumentError("average is for sync_every; without it replicas are together")
-        self._bring_together(self.options.averaging.together, self.steps // every)
-        self._calls, self._apart = 0, False
-
-    def _bring_together(self, average: Callable[..., None], step: int) -> None:
-        average(self.buckets, self.groups.replica, self.options.order, max(1, step))
-        for bucket in self.buckets:
-            bucket.publish()
-
-    def _check_together(self) -> None:
-        """Refuse to save or gather parameters that differ between replicas."""
-        if self.options.sync_every and self._apart:
-            raise ArgumentError(
-                f"replicas have different parameters after {self._calls} steps; call average() "
-                "to bring them together"
-            )
+        self._periods.average(self.buckets, self.steps)
 
     def settle(self) -> None:
         """Wait until this rank has all parameters of the last step; not a collective."""
@@ -319,7 +284,7 @@ class DataParallel:
 
     def gather(self) -> dict[str, np.ndarray]:
         """Return all parameters in full, by name, on every rank; a collective."""
-        self._check_together()
+        self._periods.check_together()
         return values.gather_parameters(self.buckets, self.groups)
 
     def gradients(self) -> dict[str, np.ndarray]:
@@ -337,7 +302,7 @@ class DataParallel:
         Only ``"hook"``, what a compressing hook has not sent yet, belongs to this rank, named by
         ``"hook_of"``.
         """
-        self._check_together()
+        self._periods.check_together()
         scale = (self.loss_scale.value, self.loss_scale.good_steps)
         self._begin_hook()
         found = values.gather_states(self.buckets, self.groups)
@@ -355,14 +320,14 @@ class DataParallel:
         scale, hook = self.loss_scale, self.hook
         self.steps, self.loss_scale = values.restore(self.buckets, self.groups, scale, hook, saved)
         self._hook_scale = self.loss_scale.value
-        self._calls, self._apart = 0, False
+        self._periods.restart()
 
     def parts(self) -> Iterator[Part]:
         """Return views of what this rank writes to a checkpoint; a collective.
 
         All ranks together have each element once; see `pycoll.parallel.checkpoint`.
         """
-        self._check_together()
+        self._periods.check_together()
         self._begin_hook()
         hook = hook_parts(self.hook.state(), self.groups.place)
         return chain(own_parts(self.buckets, self.groups), hook)
@@ -376,7 +341,7 @@ class DataParallel:
         for bucket in self.buckets:
             bucket.fill(values)
         self.steps, self.loss_scale, self._hook_scale = steps, scale, scale.value
-        self._calls, self._apart = 0, False
+        self._periods.restart()
 
     def close(self, error: BaseException | None = None) -> None:
         """Close the engine's communicators; with an ``error``, waiting peers raise, too.

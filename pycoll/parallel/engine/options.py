@@ -89,6 +89,7 @@ class Options:
             ``"cuda"``, in CuPy arrays on the current device of each rank.
         sync_every: The ranks along ``replica`` reduce no gradients, but average after so many calls
             of `step`. None: they reduce gradients in every step.
+        sync_after: So many steps at first are taken with `sync_every` as without it.
         averaging: What they do then.
     """
 
@@ -111,6 +112,7 @@ class Options:
     offload: str = "none"
     offload_dir: str | None = None
     sync_every: int | None = None
+    sync_after: int = 0
     averaging: Average | DiLoCo = field(default_factory=Average)
 
     def __post_init__(self) -> None:
@@ -134,11 +136,14 @@ class Options:
             check_number("clip_norm", self.clip_norm, "(0, inf]")
         if self.sync_every is not None:
             check_number("sync_every", self.sync_every, "[1, inf)", whole=True)
+            check_number("sync_after", self.sync_after, "[0, inf)", whole=True)
             if self.scaling[1] or self.nonfinite == "skip" or self.device != "cpu":
                 raise ArgumentError(
                     "sync_every: replicas would skip steps alone; use a recipe without loss scale, "
                     "nonfinite='error' and device='cpu'"
                 )
+        elif self.sync_after:
+            raise ArgumentError(f"sync_after={self.sync_after} is for sync_every, which is None")
         if self.offloads("activations") and self.wrap is not _as_it_is:
             raise ArgumentError(
                 "offload of activations moves arrays of NumPy and CuPy; with wrap layers keep "

@@ -11,6 +11,7 @@ from pycoll.parallel import SGD, Average, DataParallel, DiLoCo, Gossip, Mesh, lo
 from pycoll.testing import run_threads
 
 INNER = SGD(0.05, momentum=0.9)
+OUTER = SGD(0.7, momentum=0.7, nesterov=True)  # of the recipe in docs/parallel.md
 
 
 def engine(comm, every, axes=(("replica", -1),), **options):
@@ -86,6 +87,54 @@ def test_bytes_are_divided_by_the_steps_between(averaging, every):
     assert [sent * every for _, sent in rare] == [sent for _, sent in plain]
 
 
+@pytest.mark.parametrize("averaging", [Average(states=True), DiLoCo()])
+@pytest.mark.parametrize("zero", [0, 2])
+def test_the_first_steps_are_those_of_data_parallelism(averaging, zero):
+    """Then it is as if another engine went on from there; bytes are exact."""
+    axes = (("replica", 2), ("dp", 2)) if zero else (("replica", 4),)
+    options, first, every = {"axes": axes, "zero": zero}, 3, 2
+
+    def rank(comm):
+        data = [[batches(4, seed=s)[comm.rank]] for s in range(9)]
+        periodic = {**options, "averaging": averaging}
+        sent = []
+        with engine(comm, every, sync_after=first, **periodic) as one:
+            for batch in data[:first]:
+                sent.append(one.step(batch).bytes["replica gradient"])
+            begun = one.gather()
+            for batch in data[first:]:
+                bytes_ = one.step(batch).bytes
+                assert "replica gradient" not in bytes_
+                sent.append(bytes_.get("average", 0))
+            one.average()  # has no effect: they are not apart after the last step
+            found = one.gather()
+        with engine(comm, None, **options) as plain:
+            for batch in data[:first]:
+                plain.step(batch)
+            together, params, states = plain.gather(), *copies(plain)
+        with engine(comm, every, **periodic) as other:
+            for bucket, x, momentum in zip(other.buckets, params, states, strict=True):
+                bucket.updated[...] = x
+                bucket.slots["momentum"][...] = momentum
+                bucket.publish()
+            for batch in data[first:]:
+                other.step(batch)
+            expected = other.gather()
+        for name in expected:
+            np.testing.assert_array_equal(begun[name], together[name])
+            np.testing.assert_array_equal(found[name], expected[name])
+        size = sent[0] * (2 if isinstance(averaging, Average) else 1)
+        assert sent == [sent[0]] * first + [0, size] * 3
+
+    run_threads(4, rank)
+
+
+def copies(trainer):
+    """Return the updated vectors, and their momentum."""
+    pairs = [(bucket.updated.copy(), bucket.slots["momentum"].copy()) for bucket in trainer.buckets]
+    return zip(*pairs, strict=True)
+
+
 def test_one_step_of_plain_descent_is_that_of_data_parallelism():
     options = {"optimizer": SGD(0.1)}
     rare, plain = (run_threads(4, partial(train, **options), n, 5)[0][0] for n in (1, None))
@@ -107,21 +156,25 @@ def test_shards_inside_replicas(zero):
     ("averaging", "inner"), [(Average(states=True), INNER), (DiLoCo(), SGD(0.05))]
 )
 @pytest.mark.parametrize("by", ["state_dict", "save"])
-def test_a_run_goes_on(tmp_path, averaging, inner, by):
+@pytest.mark.parametrize("after", [0, 2, 3])
+def test_a_run_goes_on(tmp_path, averaging, inner, by, after):
     def rank(comm):
         data = [[batches(2, seed=s)[comm.rank]] for s in range(4)]
-        with engine(comm, 2, averaging=averaging, optimizer=inner) as first:
+        options = {"averaging": averaging, "optimizer": inner, "sync_after": after}
+        with engine(comm, 2, **options) as first:
             for step in range(4):
                 if step == 2:
                     saved = first.state_dict()
                     save(tmp_path, first)
                 first.step(data[step])
+            first.average()
             expected = first.gather()
-        with engine(comm, 2, averaging=averaging, optimizer=inner) as second:
+        with engine(comm, 2, **options) as second:
             second.step(data[0])
             second.load_state_dict(saved) if by == "state_dict" else load(tmp_path, second)
             for step in (2, 3):
                 second.step(data[step])
+            second.average()
             found = second.gather()
         return all((found[name] == expected[name]).all() for name in expected)
 
@@ -149,12 +202,14 @@ def test_what_differs_is_not_saved():
         {"nonfinite": "skip"},
         {"sync_every": 0},
         {"averaging": 3},
+        {"sync_after": -1},
+        {"sync_every": None, "sync_after": 1},
     ],
 )
 def test_refused(options):
     def rank(comm):
         with pytest.raises(ArgumentError):
-            engine(comm, **{"every": 2, **options} if "sync_every" not in options else {"every": 0})
+            engine(comm, **{"every": 2, **options})
 
     run_threads(1, rank)
 
@@ -179,7 +234,7 @@ def test_gossip_is_a_product_with_a_doubly_stochastic_matrix(n, states):
                 for x in (bucket.updated, bucket.slots["momentum"]):
                     x[...] = rng.standard_normal(x.shape)
             before = vectors(trainer)
-            trainer._end_period()
+            trainer._periods.end(trainer.buckets, 1)
             sent = trainer.ledger.wire["average", "replica"]
             after = vectors(trainer)
             with pytest.raises(ArgumentError, match="call average"):
@@ -261,6 +316,7 @@ def test_digits_are_learned_all_the_same():
 
     plain = run_threads(2, score, {})[0]
     assert plain > 0.9
-    for averaging in (Average(), DiLoCo()):
-        found = run_threads(2, score, {"sync_every": 8, "averaging": averaging})
+    for averaging, first in ((Average(), 0), (DiLoCo(), 0), (DiLoCo(OUTER), 40)):
+        settings = {"sync_every": 8, "sync_after": first, "averaging": averaging}
+        found = run_threads(2, score, settings)
         assert min(found) > plain - 0.02
