@@ -80,12 +80,14 @@ def random_case(rng, n):
 class Fault:
     """What happens to one rank, and when; the time is in memory that all ranks see."""
 
-    def __init__(self, rng, n):
-        self.kind = rng.choice(FAULTS) if n > 1 else "none"
+    bound_s = BOUND_S  # for others to hear of it
+
+    def __init__(self, rng, n, kinds=FAULTS, event=None):
+        self.kind = rng.choice(kinds) if n > 1 else "none"
         self.victim, self.delay = rng.randrange(n), rng.random() * 0.03
         self.large = rng.random() < 0.5
         self.messages = self.kind != "mismatch" and rng.random() < 0.3
-        self._event = Event()
+        self._event = event or Event()
 
     def strike(self, comm):
         """Do it, on the victim; what the victim raises is not of interest."""
@@ -122,14 +124,14 @@ class Fault:
         """Call until the error comes, on the others; check its type and that it came soon."""
         x = np.ones(100_000 if self.large else 3000, np.float32)
         limit = 0.3 if self.kind == "stop" else None
-        if self.messages:  # who waits for the victim may end the job before others hear of it
-            error = EXPECTED[self.kind], errors.Revoked
+        if self.messages:  # who waits for the victim may end the job, or leave, before others hear
+            error = EXPECTED[self.kind], errors.Revoked, errors.PeerLeft
             _expect(error, lambda: _forever(lambda x, timeout: around(comm, x, timeout), x, limit))
         else:
             call = comm.broadcast if self.large else comm.all_reduce
             _expect(EXPECTED[self.kind], lambda: _forever(call, x, limit))
         age = self._event.age()
-        assert age < BOUND_S + (limit or 0), f"{self.kind}: heard of after {age:.3f} s"
+        assert age < self.bound_s + (limit or 0), f"{self.kind}: heard of after {age:.3f} s"
 
     def refuse(self, comm):
         """Refuse a call on one rank; everybody goes on."""
@@ -185,6 +187,13 @@ def play(comm, todo, sizes, fault):
     return wrong
 
 
+def draw(rng, n):
+    """Return the calls of a round and the sizes of its messages."""
+    todo = [random_case(rng, n) for _ in range(rng.randrange(1, 30))]
+    todo = [case for case in todo for _ in range(rng.choice([1, 1, 5]))]
+    return todo, [rng.randrange(10 ** rng.randrange(1, 8)) for _ in range(rng.randrange(8))]
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=1.0)
@@ -195,9 +204,7 @@ def main():
     while time.monotonic() < until:
         rng = random.Random(seed)
         n = rng.choice([1, 2, 2, 3, 4, 5, 6])
-        todo = [random_case(rng, n) for _ in range(rng.randrange(1, 30))]
-        todo = [case for case in todo for _ in range(rng.choice([1, 1, 5]))]
-        sizes = [rng.randrange(10 ** rng.randrange(1, 8)) for _ in range(rng.randrange(8))]
+        todo, sizes = draw(rng, n)
         fault = Fault(rng, n)
         config = Config(10, rng.choice([4096, 65_536, 262_144]), 1 << 28)
         dies = [fault.victim] if fault.kind in ("kill", "exit") else []

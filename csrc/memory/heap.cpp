@@ -138,14 +138,17 @@ uint64_t Heap::alloc(uint32_t region, uint64_t nbytes) {
 
 // Adds a range to the gaps, which never touch each other.
 void Heap::widen_gap(Ranges& gaps, uint64_t offset, uint64_t bytes) {
-  const auto after = gaps.find(offset + bytes);
-  if (after != gaps.end()) {
-    bytes += after->second;
-    gaps.erase(after);
-  }
-  const auto next = gaps.lower_bound(offset);
-  if (next != gaps.begin() && std::prev(next)->first + std::prev(next)->second == offset) {
-    std::prev(next)->second += bytes;
+  const auto after = gaps.lower_bound(offset);
+  const bool meets = after != gaps.end() && after->first == offset + bytes;
+  const auto before = after == gaps.begin() ? gaps.end() : std::prev(after);
+  if (before != gaps.end() && before->first + before->second == offset) {
+    before->second += bytes + (meets ? after->second : 0);
+    if (meets) gaps.erase(after);
+  } else if (meets) {
+    auto node = gaps.extract(after);
+    node.key() = offset;
+    node.mapped() += bytes;
+    gaps.insert(std::move(node));
   } else {
     gaps.emplace(offset, bytes);
   }

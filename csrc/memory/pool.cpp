@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <new>
 
 #include "base/error.h"
 
@@ -57,12 +58,21 @@ void Pool::free(void* block) {
   used_.erase(it);
   used_bytes_ -= size;
   if (generation != heap_.generation()) return;
-  if (size > limit_) return give_back(size, static_cast<char*>(block));
-  free_[size].push_back(static_cast<char*>(block));
+  try {
+    keep(size, static_cast<char*>(block));
+  } catch (const std::bad_alloc&) {
+    // Who frees cannot be told. What could not be noted is not used again.
+  }
+}
+
+void Pool::keep(uint64_t size, char* block) {
+  if (size > limit_) return give_back(size, block);
+  std::vector<char*>& waiting = free_[size];
+  if (waiting.size() == waiting.capacity()) waiting.reserve(2 * waiting.size() + 1);
+  if (size >= kPage) oldest_.emplace_back(size, block);
+  waiting.push_back(block);
   kept_bytes_ += size;
-  if (size < kPage) return;
-  oldest_.emplace_back(size, static_cast<char*>(block));
-  while (kept_bytes_ > limit_ && give_back_oldest()) {
+  while (size >= kPage && kept_bytes_ > limit_ && give_back_oldest()) {
   }
 }
 

@@ -45,6 +45,7 @@ class Pool {
   char* carve(uint64_t nbytes);
   // Where so many do not fit, takes `least` bytes and sets `nbytes` to them.
   char* take_pages(uint64_t& nbytes, uint64_t least);
+  void keep(uint64_t size, char* block);
   void forget(uint64_t size, char* block);
   bool give_back_oldest();
   void give_back(uint64_t size, char* block);
