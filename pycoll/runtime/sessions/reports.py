@@ -204,10 +204,29 @@ def _progress(rank: dict) -> str:
     return f"{who}: {reached} {last}{_where(rank)}{process}"
 
 
-def what_ranks_do(control: _C.Control) -> list[str]:
-    """Say of each rank that shares memory what it does now, and whom it waits for."""
-    view = control.sight()
-    return [_moment(view.rank(rank, 1)) for rank in range(view.world_size)]
+def what_ranks_do(session: Any) -> list[str]:
+    """Say of each rank of this host what it does now, and whom it waits for.
+
+    Of ranks that reach each other by messages only this one is known.
+    """
+    node = getattr(session, "node", None)
+    shared = session.control if node is None else node.control
+    seen = {}
+    if shared is not None:
+        view = shared.sight()
+        numbers = range(view.world_size) if node is None else node.members
+        seen = {rank: _renumbered(view.rank(i, 1), numbers) for i, rank in enumerate(numbers)}
+    own = None if session.control is not None else session.engine.look(1)
+    if own is not None and (own["waiting_peer"] >= 0 or session.rank not in seen):
+        seen[session.rank] = {**own, "rank": session.rank}
+    return [_moment(seen[rank]) for rank in sorted(seen)]
+
+
+def _renumbered(sight: dict, numbers: Sequence[int]) -> dict:
+    """Return what a rank of a host shows with the numbers that ranks have in the whole."""
+    peer = sight["waiting_peer"]
+    changed = {"rank": numbers[sight["rank"]], "waiting_peer": numbers[peer] if peer >= 0 else peer}
+    return {**sight, **changed}
 
 
 def _moment(sight: dict) -> str:

@@ -89,11 +89,11 @@ def abort_if_interrupted(owner: weakref.ref[Session], error: BaseException) -> N
 
 
 def _describe(owner: weakref.ref[Session]) -> str:
-    """Say what each rank does, where ranks share memory; for a call that goes on."""
-    session = owner()
-    if session is None or session.control is None:
-        return ""
-    return "\n".join([" meanwhile:", *(f"  {line}" for line in what_ranks_do(session.control))])
+    """Say what ranks do, as far as it is known here; for a call that goes on."""
+    session, lines = owner(), []
+    with contextlib.suppress(CollError):  # the group has ended
+        lines = [] if session is None else what_ranks_do(session)
+    return "\n".join([" meanwhile:", *(f"  {line}" for line in lines)]) if lines else ""
 
 
 class SymmetricTensors:
