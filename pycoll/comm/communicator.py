@@ -149,7 +149,8 @@ class Communicator(
                 function of two NumPy arrays that returns one of their shape and dtype, the same on
                 every rank. It must be associative, and need not be commutative: lower ranks come
                 first, combined in ``order``. It is called in this thread, with all arrays in
-                memory, and changes none of them.
+                memory, and changes none of them. Or a function of C, by ctypes or `numba.cfunc`,
+                ``void f(const T *a, const T *b, T *out, ssize_t count)`` for elements T of ``x``.
             out: Array of the shape of ``x``.
             order: ``tree`` (the in-order balanced tree), ``rank`` (the serial loop over ranks) or
                 ``any`` (whatever is fastest). By default ``tree``, or with ``algorithm`` the order

@@ -6,6 +6,7 @@ are folded. So the function may do anything, and all the arrays need memory mean
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -41,11 +42,33 @@ class Runner(Protocol):
 def function_for(kind: Kind, op: Any, x: Any) -> Function | None:
     """Return the function that combines arrays if the engine does not: the user's, or NumPy's."""
     if kind in _MOVES and callable(op) and op not in _OF_ONE:
-        return op
+        return _of_c(op)
     complex_product = isinstance(op, str) and op == "prod" and not on_device(x)
     if kind in _MOVES and complex_product and getattr(x, "dtype", None) in _COMPLEX:
         return np.multiply
     return None
+
+
+_C_FUNCTION = ctypes.CFUNCTYPE(
+    None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_ssize_t
+)
+
+
+def _of_c(op: Any) -> Function:
+    """Return a function of two arrays for one of C, of ctypes or `numba.cfunc`; others as is."""
+    pointer = getattr(op, "ctypes", op)
+    if not isinstance(pointer, ctypes._CFuncPtr):
+        return op
+    call = _C_FUNCTION(ctypes.cast(pointer, ctypes.c_void_p).value)
+
+    def function(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        a, b = np.ascontiguousarray(a), np.ascontiguousarray(b)
+        out = np.empty_like(a)
+        call(a.ctypes.data, b.ctypes.data, out.ctypes.data, a.size)
+        return out
+
+    function.__name__ = _name(op)
+    return function
 
 
 # Functions of one array, whose elements they combine.

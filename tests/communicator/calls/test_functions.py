@@ -1,5 +1,7 @@
 """Reductions by a function, complex products, numbers for arrays, and who has an extreme."""
 
+import ctypes
+
 import numpy as np
 import pytest
 
@@ -45,6 +47,43 @@ def test_the_order_is_that_of_the_engine(order):
         return [comm.all_reduce(x, op, order=order).tobytes() for op in ("sum", np.add)]
 
     assert all(a == b for a, b in run_threads(6, ranks))
+
+
+def doubles(address, count):
+    return np.ctypeslib.as_array(ctypes.cast(address, ctypes.POINTER(ctypes.c_double)), (count,))
+
+
+@ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_ssize_t)
+def affine_of_c(a, b, out, count):
+    doubles(out, count)[:] = affine(doubles(a, count), doubles(b, count))
+
+
+@pytest.mark.parametrize("order", ["tree", "rank"])
+def test_a_function_of_c(order):
+    def ranks(comm):
+        x = np.array([comm.rank + 2.0, comm.rank - 1.0])
+        y = comm.all_reduce(x, affine_of_c, order=order, out=np.empty(2))
+        return [y.tolist(), comm.all_reduce(x, affine, order=order).tolist(), x.tolist()]
+
+    for rank, (found, wanted, x) in enumerate(run_threads(5, ranks)):
+        assert found == wanted
+        assert x == [rank + 2, rank - 1]  # nothing was written into it
+
+
+def test_a_function_of_numba():
+    numba = pytest.importorskip("numba", reason="it needs Numba")
+    pointer = numba.types.CPointer(numba.float32)
+
+    @numba.cfunc(numba.void(pointer, pointer, pointer, numba.intp))
+    def larger(a, b, out, count):
+        for i in range(count):
+            out[i] = a[i] if abs(a[i]) > abs(b[i]) else b[i]
+
+    def ranks(comm):
+        x = np.float32([[comm.rank, -5], [-comm.rank, 5]])
+        return comm.all_reduce(x, larger).tolist()
+
+    assert run_threads(3, ranks) == [[[2.0, -5.0], [-2.0, 5.0]]] * 3
 
 
 def test_blocks_of_a_reduce_scatter():
