@@ -15,7 +15,7 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 from rows import Writer
 
 from pycoll.cuda import missing
-from pycoll.cuda.device.library import BEST, DIRECT, LOW_LATENCY
+from pycoll.cuda.device.library import BEST, DIRECT, INTERPRET, LOW_LATENCY
 
 MIB = 1 << 20
 
@@ -124,8 +124,9 @@ def graph_of(cupy, body, count):
 
 def methods_of(ranks, launch):
     """Return the ways to run a prepared call that are to be tested: both where packets are one."""
-    packets = ranks.info(launch).kernel.startswith(b"low_latency")
-    return (LOW_LATENCY, DIRECT) if packets else (BEST,)
+    kernel = ranks.info(launch).kernel.decode()
+    other = INTERPRET if kernel.endswith(" move") else DIRECT  # copies have no kernel of their own
+    return (LOW_LATENCY, other) if kernel.startswith("low_latency") else (BEST,)
 
 
 def copy_speed(writer, cupy, n, nbytes):

@@ -1,4 +1,7 @@
-"""Every algorithm on virtual ranks gives the bits of the engine on the CPU."""
+"""Every algorithm on virtual ranks gives the bits of the engine on the CPU.
+
+correct.py [--few | --float8 | --packets]
+"""
 
 import sys
 
@@ -107,20 +110,68 @@ def ragged(writer, cupy, n):
                 ranks.reset()
 
 
-def main(few):
-    writer, cupy = open_stage()
+def sent(writer, cupy, n):
+    """Compare messages of every rank to the next one, in one launch; a row for each size."""
+    dsts = [(rank + 1) % n for rank in range(n)]
+    with pycoll.virtual_ranks(n) as ranks:
+        for count in (*SMALL, LARGE):
+            xs = [cupy.arange(count, dtype=cupy.int32) % 99_991 + rank for rank in range(n)]
+            facts = {"n": n, "dtype": "int32", "algorithm": "sendrecv", "count": count}
+            try:
+                got = ranks.sendrecv(xs, dsts, timeout=5)
+                ranks.synchronize(10)
+                good = all(bool((got[d] == x).all()) for d, x in zip(dsts, xs, strict=True))
+                writer.row("bits", good, **facts)
+            except pycoll.CollError as error:
+                writer.row("bits", False, error=str(error), **facts)
+                ranks.reset()
+
+
+def entries_of(n):
+    return [a for a in ALGORITHMS if hasattr(VirtualRanks, a.collective) and a.worlds(n)]
+
+
+def float8(writer, cupy):
+    """Floats of 8 bits: every algorithm, and a vector that gives every rank many blocks."""
+    kinds = [dtype for dtype in dtypes() if dtype.itemsize == 1]
+    if not kinds:
+        writer.row("bits", False, dtype="float8", error="ml_dtypes is not installed")
+    for dtype in kinds:
+        for n in WORLDS:
+            check(writer, cupy, n, dtype, entries_of(n), BLOCK)
+        large = [e for e in entries_of(WORLDS[-1]) if e.collective == "all_reduce"]
+        check(writer, cupy, WORLDS[-1], dtype, large, LARGE)
+
+
+def packets(writer, cupy):
+    """Calls that go in packets, and messages of virtual ranks."""
+    for n in WORLDS:
+        names = ("one_shot", "two_shot_push", "direct", "push_pull")
+        small = [e for e in entries_of(n) if e.name.startswith(names)]
+        copies = [e for e in small if not COLLECTIVES[e.collective].reduces]
+        for entries in (copies, [e for e in small if e not in copies]):
+            for block in SMALL:
+                check(writer, cupy, n, dtypes()[1], entries, block)
+        sent(writer, cupy, n)
+
+
+def everything(writer, cupy, few):
     for n in WORLDS[:1] if few else WORLDS:
-        entries = [a for a in ALGORITHMS if hasattr(VirtualRanks, a.collective) and a.worlds(n)]
-        for dtype in dtypes()[: 1 if few else None]:
-            check(writer, cupy, n, dtype, entries, BLOCK)
+        for dtype in [d for d in dtypes() if d.itemsize > 1][: 1 if few else None]:
+            check(writer, cupy, n, dtype, entries_of(n), BLOCK)
         ragged(writer, cupy, n)
-        single = [a for a in entries if a.name.startswith(("one_shot", "two_shot_push"))]
-        for block in () if few else SMALL:
-            check(writer, cupy, n, dtypes()[1], single, block)
     if not few:
-        large = [e for e in ALGORITHMS if e.collective == "all_reduce" and e.worlds(8)]
+        large = [e for e in entries_of(8) if e.collective == "all_reduce"]
         check(writer, cupy, 8, np.dtype(np.float32), large, LARGE)
 
 
+def main(*asked):
+    writer, cupy = open_stage()
+    for name, part in (("--float8", float8), ("--packets", packets)):
+        if name in asked:
+            return part(writer, cupy)
+    everything(writer, cupy, "--few" in asked)
+
+
 if __name__ == "__main__":
-    main("--few" in sys.argv)
+    main(*sys.argv[1:])

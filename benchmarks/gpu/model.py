@@ -6,6 +6,7 @@ Times are of an H100 and hold for devices like it; the speed of a copy is measur
 LAUNCH_S = 1.1e-6  # an empty cooperative launch behind another one
 ENTER_S = 0.6e-6  # to read the epoch
 HOP_S = 0.65e-6  # a flag, there and seen
+RELAXED_HOP_S = 0.25e-6  # a packet that carries its flag: it is there when it is seen
 FENCED_HOP_S = 1.15e-6  # the same behind results
 FOLD_S = 0.9e-6  # a pack from memory and back
 FINISH_S = 0.8e-6  # the last block of a rank is found, and the epoch advanced
@@ -41,3 +42,14 @@ def seconds(algorithm, n, nbytes, copied):
     if algorithm in STEPS:
         return LAUNCH_S + ENTER_S + HOP_S + STEPS[algorithm](n) * STEP_S + FINISH_S + moving
     return LAUNCH_S + ENTER_S + HOP_S + FOLD_S + FENCED_HOP_S + FINISH_S + moving
+
+
+def packets_seconds(n, sent):
+    """Return the time that a call in packets should take: one hop, and no fence.
+
+    Args:
+        n: Ranks.
+        sent: Bytes from one rank to one other; a packet has as many bytes of flags as of data.
+    """
+    moved = 2 * 2 * n * (n - 1) * sent  # written and read once
+    return LAUNCH_S + ENTER_S + RELAXED_HOP_S + FOLD_S + moved / L2_BYTES_S

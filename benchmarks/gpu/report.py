@@ -52,8 +52,8 @@ def write(folder, more=()):
             failures.append(f"{part.__name__.strip('_')}: {type(error).__name__}: {error}")
             return ""
 
-    parts = [_head, _stages, _correct, _small, _protocols, _large, _passes, _norms, _others, _tools]
-    parts = [attempt(part, rows) for part in parts]
+    parts = [_head, _stages, _correct, _small, _protocols, _copied, _large, _passes, _norms]
+    parts = [attempt(part, rows) for part in (*parts, _others, _tools)]
     attempt(draw, rows, folder / "traffic.png")
     rows += [{"stage": "suite", "name": "report", "ok": False, "error": why} for why in failures]
     parts += [f"**A part of this report could not be made:** `{why}`" for why in failures]
@@ -142,6 +142,16 @@ def _protocols(rows):
         lines.append([n, size, times.get(0, ""), *(times.get(form, "") for form in forms)])
     packets = [f"packets, {form} threads a block" for form in forms]
     return _table(" | ".join(["ranks", "bytes", "direct", *packets]), lines)
+
+
+def _copied(rows):
+    lines = []
+    for r in _named(rows, "small move"):
+        times = [_us(r[way], 1) if r.get(way) else "" for way in ("interpreted", "packets")]
+        share = f"{r['packets'] / r['predicted']:.2f}" if r.get("packets") else ""
+        how = "" if r["right"] and times[1] else "**wrong**"
+        lines.append([r["collective"], r["n"], r["nbytes"], *times, share, how])
+    return _table("small copies | ranks | bytes to each | plan | packets | / predicted | ", lines)
 
 
 def _met(row):

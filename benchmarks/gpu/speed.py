@@ -159,6 +159,7 @@ def protocols(writer, cupy, n, size):
             spent = seconds_of(cupy, functools.partial(put, launch, form), 20)
             right = is_right(ranks, launch, out, total, **form)
             good = None if right else False
+            facts["predicted"] = model.packets_seconds(n, size)
             writer.row("protocol", good, kernel=kernel, seconds=spent, right=right, **facts)
 
 

@@ -160,7 +160,7 @@ def test_arguments(gpu, capsys):
     suite = gpu("suite")
     with pytest.raises(SystemExit):
         suite.main(["--stage", "nothing"])
-    assert "known: tools, build, facts, correct" in capsys.readouterr().err
+    assert "known: tools, build, facts, float8, packets" in capsys.readouterr().err
     names = [name for name, _, _ in suite.stages("python")]
     assert sorted(name for part, _ in suite.PARTS.values() for name in part) == sorted(names)
     limits = [limit for _, _, limit in suite.stages("python")]
@@ -185,18 +185,20 @@ def test_a_part_ends_with_its_tables(gpu, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("setuptools", "arrays", "installed"),
+    ("setuptools", "missing", "installed"),
     [
         ("84.2", "", []),
         ("76.1", "", ["pybind11 setuptools"]),
-        ("84.2", "raise ImportError", ["array-api-compat"]),
+        ("84.2", "array_api_compat", ["array-api-compat"]),
+        ("84.2", "ml_dtypes", ["--no-deps ml_dtypes"]),
     ],
 )
-def test_packages_that_are_missing_or_old_are_installed(tmp_path, setuptools, arrays, installed):
+def test_packages_that_are_missing_or_old_are_installed(tmp_path, setuptools, missing, installed):
     """With an interpreter that notes how it is called, and modules that have only a version."""
     for name, version in (("setuptools", setuptools), ("pybind11", "3.1")):
         (tmp_path / f"{name}.py").write_text(f"__version__ = '{version}.0'\n")
-    (tmp_path / "array_api_compat.py").write_text(arrays)
+    for name in ("array_api_compat", "ml_dtypes"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError" if name == missing else "")
     python = tmp_path / "python"
     python.write_text(
         f'#!/bin/bash\n[ "$1" = - ] && exec {sys.executable} -\necho "$PYTHONPATH $*"\n'
@@ -218,3 +220,51 @@ def test_packages_that_are_missing_or_old_are_installed(tmp_path, setuptools, ar
         str(tmp_path),
     ]
     assert command == f"benchmarks/gpu/suite.py {tmp_path / 'results'} --stage facts"
+
+
+@pytest.mark.parametrize("starts", [True, False])
+def test_a_daemon_for_processes_side_by_side_is_ended(tmp_path, starts):
+    """With a daemon and an interpreter that note how they are called."""
+    calls = tmp_path / "calls"
+    daemon = tmp_path / "nvidia-cuda-mps-control"
+    daemon.write_text(
+        f'#!/bin/bash\n[ "$1" = -d ] && echo start >>{calls} && exit {int(not starts)}\n'
+        f"cat >>{calls}; touch $CUDA_MPS_LOG_DIRECTORY/control.log\n"
+    )
+    python = tmp_path / "python"
+    python.write_text(
+        f'#!/bin/bash\n[ "$1" = - ] && exit 0\n'
+        f'echo "$CUDA_DEVICE_MAX_CONNECTIONS $LD_PRELOAD ${{@:3}}" >>{calls}; exit 3\n'
+    )
+    for program in (daemon, python):
+        program.chmod(0o755)
+    more = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHON": str(python)}
+    done = subprocess.run(
+        ["bash", GPU / "mps.sh", tmp_path / "results", "--stage", "nccl4"],
+        env={**os.environ, **more, "PYCOLL_NCCL": "libc.so.6"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    said = calls.read_text().splitlines()
+    if starts:
+        assert said == ["start", "8 libc.so.6 --stage nccl4", "quit"]
+        assert done.returncode == 3
+    else:
+        assert said == ["start"]
+        assert done.returncode == 1
+        assert "the MPS daemon did not start" in done.stderr
+
+
+def test_without_a_daemon_the_script_says_so(tmp_path):
+    done = subprocess.run(
+        ["/bin/bash", GPU / "mps.sh", tmp_path],
+        env={"PATH": "/usr/bin:/bin", "CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "nvidia-cuda-mps-control is missing: it comes with the driver" in done.stderr

@@ -39,13 +39,28 @@ def stage(gpu, host_kernels, monkeypatch, tmp_path):
 
 
 def test_the_stage_that_compares_bits(stage):
-    written = stage("correct", True, WORLDS=(2,), BLOCK=350)
+    written = stage("correct", "--few", WORLDS=(2,), BLOCK=350)
     assert len(written) > 35
     assert [row for row in written if not row["ok"]] == []
 
 
+def test_the_stages_of_what_is_newest(stage, monkeypatch):
+    """Floats of 8 bits; copies and sums in packets, and messages: virtual ranks."""
+    written = stage("correct", "--float8", WORLDS=(2,), BLOCK=350, LARGE=2003)
+    names = {(row["dtype"], row["algorithm"]) for row in written}
+    assert {("float8_e4m3fn", "all_reduce/ring"), ("float8_e5m2", "reduce/direct")} <= names
+    written = stage("correct", "--packets", WORLDS=(2, 3), SMALL=(7, 77), LARGE=2003)[
+        len(written) :
+    ]
+    kernels = {row["algorithm"]: row["kernel"] for row in written if row["algorithm"] != "sendrecv"}
+    assert {"all_gather/direct_push", "all_to_all/direct", "broadcast/push_pull"} <= set(kernels)
+    assert {"low_latency", "interpret"} <= {row.get("kernel", "").split(" ")[0] for row in written}
+    assert [row["algorithm"] for row in written].count("sendrecv") == 2 * 3
+    assert [row for row in written if not row["ok"]] == []
+
+
 def test_large_vectors_are_compared_too(stage):
-    written = stage("correct", False, WORLDS=(), LARGE=2003)
+    written = stage("correct", WORLDS=(), LARGE=2003)
     assert {(row["n"], row["dtype"], row["count"]) for row in written} == {(8, "float32", 2003)}
     assert {row["algorithm"] for row in written} >= {"all_reduce/ring", "all_reduce/two_shot_push"}
     assert [row for row in written if not row["ok"]] == []
@@ -154,13 +169,14 @@ def test_the_stage_of_processes(stage, gpu, host_kernels, monkeypatch, tmp_path)
         ranks.moves(comm, cupy, writer)
         ranks.ragged(comm, cupy, writer)
         ranks.messages(comm, cupy, writer)
+        ranks.small(comm, cupy, writer)
 
     config = Config(timeout_s=20, heap_bytes=1 << 28, device_copy_bytes=64 << 10)
     run_threads(2, rank, config=config)
     first, *written = gpu("rows").read(tmp_path / "rows.jsonl")
     assert len(first["seconds"]) == 2
-    assert len(written) == 2 * 2 * len(ranks.ALGORITHMS) + 6 + 4
-    assert written[-10]["virtual"]
+    assert len(written) == 2 * 2 * len(ranks.ALGORITHMS) + 6 + 4 + 9
+    assert written[-19]["virtual"]
     assert [row for row in written if not row["ok"]] == []
     gpu("report").write(tmp_path)
     assert "| message, symmetric memory | 2 |" in (tmp_path / "report.md").read_text()
@@ -231,13 +247,18 @@ def test_the_stage_that_measures(stage, gpu, tmp_path):
 
 
 def test_the_stage_of_moves(stage, gpu, tmp_path):
-    written = stage("moves", MIB=1 << 10, WORLDS=(2, 4), SIZES=(4,))
+    written = stage("moves", MIB=1 << 10, WORLDS=(2, 4), SIZES=(4,), SMALL_BYTES=(8, 40))
+    small = [row for row in written if row["name"] == "small move"]
+    assert len(small) == 2 * 3 * 2
+    assert all(row["right"] and row["packets"] for row in small)
+    written = [row for row in written if row not in small]
     assert len(written) == 2 * 6
     assert all(row["ok"] for row in written)
     assert [row["made_by"] for row in written].count("copies") == 4
     gpu("report").write(tmp_path)
     text = (tmp_path / "report.md").read_text()
     assert "| all_gather/direct_pull, copies | 4 | 0.00390625 MiB |" in text
+    assert "| all_to_all | 4 | 40 |" in text
 
 
 @pytest.mark.skipif(not missing(), reason="there is a device")
