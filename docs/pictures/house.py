@@ -85,7 +85,7 @@ BOXES = (
     Box("csrc/memory", "shared memory", BLUE, CORE, 1.27, NARROW, 0.62),
     Box("csrc/kernels", "folds", GREEN, CORE, 0.07, NARROW, 0.98),
     Box("csrc/base", "errors, types", GREY, CORE, -0.77, NARROW, 0.62),
-    Box("csrc/cuda", "the device library", VIOLET, DEVICE, 2.35, NARROW, 1.29),
+    Box("csrc/cuda", "the device library", VIOLET, DEVICE, 2.04, NARROW, 1.6),
 )
 CALL = (
     ("pycoll/comm/communicator.py", "the method: a signature, no body"),

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from device_library import BEST, DIRECT, Library, World, norm_of, plans_of, spec_of
+from device_library import BEST, DIRECT, INTERPRET, Library, World, norm_of, plans_of, spec_of
 from pycoll.algorithms import ALGORITHMS
 from pycoll.schedule.lowering.plan import ENTERED, Opcode
 from pycoll.types import DType
@@ -27,8 +27,10 @@ def run(library, entry, n, peers, direct, broken):
         ins = [np.full(count, rank + 1, np.float32) for rank in range(n)]
         outs = [np.zeros(count, np.float32) for _ in range(n)]
         forms = [(2, BEST), (1, BEST)]
-        if world.info(handles[0]).kernel.startswith(b"low_latency"):
-            forms = [(2, BEST), (2, DIRECT), (1, BEST), (1, BEST), (1, DIRECT)]
+        kernel = world.info(handles[0]).kernel
+        if kernel.startswith(b"low_latency"):
+            other = INTERPRET if kernel.endswith(b" move") else DIRECT
+            forms = [(2, BEST), (2, other), (1, BEST), (1, BEST), (1, other)]
         for blocks, method in forms:
             world.launch(handles, ins, outs, blocks=blocks, method=method, timeout_ms=60_000)
         world.synchronize()
@@ -79,11 +81,8 @@ def main():
     library = Library(sys.argv[1])
     library.schedule(-1)
     broken = "broken" in sys.argv
-    chosen = [
-        e
-        for e in ALGORITHMS
-        if e.name in ("ring", "circulant", "halving_doubling", "two_shot_push", "one_shot", "bruck")
-    ]
+    names = "ring circulant halving_doubling two_shot_push one_shot bruck direct_push pairwise"
+    chosen = [e for e in ALGORITHMS if e.name in (*names.split(), "push_pull")]
     for i, entry in enumerate(chosen if not broken else [chosen[0]]):
         run(library, entry, 3, i % 2 == 0, i % 3 > 0 or broken, broken)
     add_squares(library)

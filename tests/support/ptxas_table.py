@@ -42,7 +42,14 @@ def title(symbol):
         return f"multicast {multicast[1].split('::')[-1]} sum"
     found = _KERNEL.search(symbol)
     if not found:
-        return next((name for name in ("gate", "message") if f"::{name}(" in symbol), "empty")
+        return next(
+            (
+                name
+                for name in ("gate", "message", "moves", "multicast_copies")
+                if f"::{name}(" in symbol
+            ),
+            "empty",
+        )
     kind, what, rest = found.groups()
     if what == "Copier":
         return f"{kind} move"

@@ -185,9 +185,13 @@ int pycoll_cuda_supports(int dtype, int op) {
          kernels_for(static_cast<DType>(dtype), static_cast<ReduceOp>(op), false).fold != nullptr;
 }
 int pycoll_cuda_in_packets(int dtype, int op, int world_size, uint64_t nbytes) {
-  if (!pycoll_cuda_supports(dtype, op) || world_size < 2 || world_size > kMaxRanks) return 0;
+  const bool moves = op < 0;
+  if ((!moves && !pycoll_cuda_supports(dtype, op)) || world_size < 2 || world_size > kMaxRanks) {
+    return 0;
+  }
   const KernelSet& kernels =
-      kernels_for(static_cast<DType>(dtype), static_cast<ReduceOp>(op), false);
+      moves ? kMoveKernels
+            : kernels_for(static_cast<DType>(dtype), static_cast<ReduceOp>(op), false);
   return kernels.packets != nullptr && nbytes != 0 &&
          nbytes <= packet_data(static_cast<uint32_t>(world_size)) &&
          nbytes * (world_size - 1) <= kLowLatencyBytes;

@@ -99,23 +99,24 @@ OneFold recognise(const BoundCall& call) {
   const Instr& fold = plan.code[n];
   if (!signals(0, kEntered) || !awaits_all(1, kEntered) || !signals(n + 1, kDone) ||
       !awaits_all(n + 2, 2) || Opcode(fold.op) != Opcode::kFold || fold.count != 1 ||
-      fold.nsrc != n || (fold.ndst != 1 && fold.ndst != n)) {
+      (fold.nsrc != n && fold.nsrc != 1) || (fold.ndst != 1 && fold.ndst != n)) {
     return none;
   }
   if (call.scale_n != 0 && (fold.flags & kFoldComplete) == 0) return none;
-  const bool push = fold.ndst == n, own_chunk = plan.chunks > 1;
+  const bool push = fold.ndst == n, own_chunk = plan.chunks > 1, copies = fold.nsrc == 1;
+  if (copies && !(push && own_chunk)) return none;
   const uint32_t chunk = own_chunk ? rank : 0;
   const Operand* operands = plan.operands.data() + fold.arg;
-  for (uint32_t i = 0; i < n + fold.ndst; ++i) {
-    const bool source = i < n;
-    const uint32_t holder = source ? i : push ? i - n : rank;
+  for (uint32_t i = 0; i < uint32_t{fold.nsrc} + fold.ndst; ++i) {
+    const bool source = i < fold.nsrc;
+    const uint32_t holder = source ? (copies ? rank : i) : push ? i - fold.nsrc : rank;
     const Buffer buffer = source ? Buffer::kIn : Buffer::kOut;
     if (operands[i].rank != holder || operands[i].buffer != uint16_t(buffer) ||
         operands[i].chunk != chunk) {
       return none;
     }
   }
-  return {true, (fold.flags & kFoldTree) != 0, push, own_chunk};
+  return {true, (fold.flags & kFoldTree) != 0, push, own_chunk, copies};
 }
 
 const KernelSet& kernels_for(DType dtype, ReduceOp op, bool moves) {

@@ -61,7 +61,8 @@ PycollCudaCall::PycollCudaCall(PycollCudaGroup& group, const PycollCudaCallSpec*
   kernels_ = &kernels_for(call.dtype, call.op, moves);
   COLL_CHECK(kernels_->interpret != nullptr, "ArgumentError", "there is no kernel for ",
              dtype_name(call.dtype), " ", op_name(call.op));
-  special_ = whole.found && !moves && kernels_->direct != nullptr;
+  special_ = whole.found && !whole.copies && !moves && kernels_->direct != nullptr;
+  copies_ = whole.found && whole.copies && moves;
   tree_ = whole.tree;
   push_ = whole.push;
   own_chunk_ = whole.own_chunk;
@@ -82,27 +83,11 @@ PycollCudaCall::PycollCudaCall(PycollCudaGroup& group, const PycollCudaCallSpec*
   shape_.is_signed = is_signed(call.dtype);
   shape_.scale_n = call.scale_n;
   if (special_ && all) sent_bytes_ = packet_bytes(specs, whole);
+  if (moves && all) {
+    moved_ = moved(specs);
+    sent_bytes_ = packet_bytes(moved_);
+  }
   upload();
-}
-
-// What each rank sends to each other one by packets; 0 if they cannot run the call: every rank has
-// to run it so, whatever its own plan is.
-uint64_t PycollCudaCall::packet_bytes(const PycollCudaCallSpec* specs, OneFold whole) const {
-  const BoundCall& call = *bound_[0];
-  const bool parts = own_chunk_ && !push_;  // a rank folds, and keeps, its own chunk only
-  const uint64_t bytes = (parts ? call.chunk : call.count) * call.elem_bytes;
-  if (bytes > group_.packet_bytes() || call.segments != 1 ||
-      call.plan->chunks != (own_chunk_ ? group_.world_size() : 1) ||
-      call.in_layout != Layout::kFull ||
-      call.out_layout != (parts ? Layout::kOwn : Layout::kFull)) {
-    return 0;
-  }
-  for (uint32_t r = 0; r < group_.world_size(); ++r) {
-    const auto other =
-        bind_spec(specs[r], group_.world_size(), r, group_.key(), group_.cell_bytes());
-    if (other->fingerprint != call.fingerprint || recognise(*other) != whole) return 0;
-  }
-  return bytes;
 }
 
 PycollCudaCall::~PycollCudaCall() {
@@ -149,9 +134,10 @@ PycollCudaProgram PycollCudaCall::program(int rank) const {
   return programs_[static_cast<size_t>(entry)];
 }
 
-// Null where a call is no sum that a multicast address makes.
+// Null where a multicast address neither makes the sum nor carries the blocks.
 const void* PycollCudaCall::multicast_kernel() const {
   const BoundCall& call = *bound_[0];
+  if (copies_ && group_.has_multicast()) return kMulticastCopies;
   const int type = static_cast<int>(call.dtype) - static_cast<int>(kFirstMulticastType);
   const bool sums = special_ && push_ && call.op == ReduceOp::kSum && call.scale_n == 0;
   const bool known = type >= 0 && type < kMulticastTypes;
@@ -174,8 +160,8 @@ PycollCudaMethod PycollCudaCall::choose(int method) const {
     case PYCOLL_CUDA_LOW_LATENCY:
       COLL_CHECK(
           sent_bytes_ != 0, "ArgumentError",
-          "the low-latency protocol cannot run this call: it takes plans of one fold, and up "
-          "to ",
+          "the low-latency protocol cannot run this call: it takes plans of one fold or of copies, "
+          "and up to ",
           group_.packet_bytes(), " bytes from rank to rank");
       return PYCOLL_CUDA_LOW_LATENCY;
     case PYCOLL_CUDA_MULTICAST_SUM:
@@ -266,6 +252,8 @@ void PycollCudaCall::launch(const void* const* in, void* const* out, int nblocks
   launch.tree = tree_;
   launch.push = push_;
   launch.own_chunk = own_chunk_;
+  launch.moves = moved_.moves;
+  launch.root = moved_.root;
   launch.slice = slice_of(shape_.segment, shape_.elem_bytes, launch.nblocks);
   launch.timeout_ns = timeout_ns == 0 ? kDefaultTimeoutNs : timeout_ns;
   launch.absent = absent;

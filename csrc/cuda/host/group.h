@@ -83,9 +83,9 @@ struct PycollCudaGroup {
 namespace pycoll::cuda {
 
 // Instructions that are one fold of all inputs in rank order, between "all have entered" and "all
-// have left"; see direct.h.
+// have left"; see direct.h. `copies`: of one's own input alone, into everybody's output.
 struct OneFold {
-  bool found = false, tree = false, push = false, own_chunk = false;
+  bool found = false, tree = false, push = false, own_chunk = false, copies = false;
   bool operator==(const OneFold&) const = default;
 };
 
@@ -104,7 +104,14 @@ struct PycollCudaCall {
 
  private:
   void upload();
+  // What packets of plans that only copy do.
+  struct Moved {
+    pycoll::cuda::Moves moves = pycoll::cuda::Moves::kNone;
+    uint32_t root = 0;  // of kSpread
+  };
   uint64_t packet_bytes(const PycollCudaCallSpec* specs, pycoll::cuda::OneFold whole) const;
+  uint64_t packet_bytes(Moved moved) const;
+  Moved moved(const PycollCudaCallSpec* specs) const;
   PycollCudaMethod choose(int method) const;
   // Throws unless copy engines can make the call.
   void check_copies() const;
@@ -125,7 +132,8 @@ struct PycollCudaCall {
   bool special_ = false;  // one fold, with kernels of its own
   // For the low-latency protocol: what a rank sends to each other one; 0: the call is none for it.
   uint64_t sent_bytes_ = 0;
-  bool tree_ = false, push_ = false, own_chunk_ = false;
+  Moved moved_;
+  bool tree_ = false, push_ = false, own_chunk_ = false, copies_ = false;
   std::vector<PycollCudaProgram> programs_;  // [group.ranks()], device addresses
   void* memory_ = nullptr;  // of the device: programs, then code, operands and tables
 };

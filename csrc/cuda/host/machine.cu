@@ -82,6 +82,7 @@ void preload(int device) {
   for_each_kernel(load);
   if ((vmm_support(device) & PYCOLL_CUDA_MULTICAST) == 0) return;
   std::for_each_n(kMulticastKernels, kMulticastTypes, load);
+  load(kMulticastCopies);
 }
 
 void enable_peer_access(int device, int peer) {

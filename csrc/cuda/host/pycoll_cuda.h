@@ -100,7 +100,7 @@ PYCOLL_CUDA_API int pycoll_cuda_enable_peer_access(int device, int peer);
 // 1 if there are kernels for the operation on that type, else 0.
 PYCOLL_CUDA_API int pycoll_cuda_supports(int dtype, int op);
 // 1 if calls of one fold that send so many bytes from rank to rank go in packets by default: then
-// no rank reaches another one's arrays.
+// no rank reaches another one's arrays. op < 0: calls that only copy, of any type.
 PYCOLL_CUDA_API int pycoll_cuda_in_packets(int dtype, int op, int world_size, uint64_t nbytes);
 
 // dsts[d][i] = srcs[0][i] op srcs[1][i] op ... for all i < count and d < ndst, on one device: the
@@ -311,15 +311,17 @@ PYCOLL_CUDA_API int pycoll_cuda_call_program(PycollCudaCall* call, int rank,
 // Which code runs a call. A plan that is one fold of all ranks' inputs, in rank order, into one's
 // own output (one shot) or into everybody's (two shot, push) is recognised by its instructions and
 // has kernels of its own for the common types: one for small messages, in packets through control
-// memory, and one that reads and writes the arrays of peers. Every other plan is interpreted. The
-// bits of the result are the same.
+// memory, and one that reads and writes the arrays of peers. Plans of all ranks that together copy
+// inputs into outputs, so that all get the blocks of all, a block of each, or one rank's vector, go
+// in packets, too. Every other plan is interpreted. The bits of the result are the same.
 typedef enum {
   PYCOLL_CUDA_BEST = 0,           // the one that is fastest
   PYCOLL_CUDA_INTERPRET = 1,      // the interpreter, always
   PYCOLL_CUDA_DIRECT = 2,         // the one that reads the arrays of peers; ARGUMENT without one
   PYCOLL_CUDA_LOW_LATENCY = 3,    // packets; ARGUMENT where they cannot run the call
   PYCOLL_CUDA_MULTICAST_SUM = 4,  // over a multicast address, in an order that nothing states: sums
-                                  // of float16, bfloat16, float32 by two shots; otherwise as BEST
+                                  // of float16, bfloat16, float32 by two shots; and blocks that
+                                  // are pushed to all ranks; otherwise as BEST
   PYCOLL_CUDA_COPIES = 5,  // copies on the stream, for copy engines, between two small kernels:
                            // for direct plans in which ranks only copy inputs into their own
                            // output, on all ranks; SCHEDULE for others. `in` and `out` of a launch

@@ -28,8 +28,9 @@ PYCOLL_DEVICE void fold_exactly(const P& p, const FoldView& view, uint64_t begin
   }
 }
 
-// One block of one rank; `packs` folds whole packs of what the table of the block holds.
-template <typename W, typename P, typename Packs>
+// One block of one rank; `packs` folds whole packs of what the table of the block holds. kCopies:
+// the fold has one source, this rank's own input.
+template <typename W, bool kCopies = false, typename P, typename Packs>
 PYCOLL_DEVICE void run_rank_of_one_fold(const P& p, const Launch& launch, uint32_t rank,
                                         uint32_t block, Packs packs) {
   if (launch.absent >> rank & 1) return;
@@ -40,17 +41,18 @@ PYCOLL_DEVICE void run_rank_of_one_fold(const P& p, const Launch& launch, uint32
   if (!m.await_all(kEntered, 1)) return;
   Pieces<P> pieces(m);
   const uint32_t chunk = launch.own_chunk ? rank : 0;
-  const uint32_t ndst = launch.push ? n : 1;
-  for (uint32_t t = p.tid(); t < n + ndst; t += p.threads()) {
-    const bool source = t < n;
-    const uint32_t i = source ? t : t - n;
+  const uint32_t nsrc = kCopies ? 1 : n, ndst = launch.push ? n : 1;
+  for (uint32_t t = p.tid(); t < nsrc + ndst; t += p.threads()) {
+    const bool source = t < nsrc;
+    const uint32_t i = source ? t : t - nsrc;
     const Buffer buffer = source ? Buffer::kIn : Buffer::kOut;
-    const uint32_t holder = source || launch.push ? i : rank;
-    pieces.place({static_cast<uint16_t>(holder), static_cast<uint16_t>(buffer), chunk}, 0, t, n);
+    const bool own = source ? kCopies : launch.push == 0;
+    const auto holder = static_cast<uint16_t>(own ? rank : i);
+    pieces.place({holder, static_cast<uint16_t>(buffer), chunk}, 0, t, nsrc);
   }
   p.barrier();
   const FoldView view{
-      p.shared().src, p.shared().dst,   n,
+      p.shared().src, p.shared().dst,   nsrc,
       ndst,           launch.tree != 0, {launch.shape.scale_n, launch.shape.is_signed != 0}};
   pieces.template run<W>(view, [&](uint64_t begin, uint64_t end) { packs(view, begin, end); });
   m.signal(kDone);

@@ -49,11 +49,12 @@ extern const void* const kEmptyKernel;
 extern const void* const kGateKernel;  // (Launch), one block of kGateThreads
 inline constexpr int kGateThreads = 64;
 
-// (Launch): sums of plans that are two shots by pushing, over a multicast address; for float16,
-// bfloat16 and float32. Only devices with multicast can load them.
+// (Launch): sums of plans that are two shots by pushing, over a multicast address, for float16,
+// bfloat16 and float32; blocks pushed to all ranks. Only devices with multicast can load them.
 inline constexpr int kMulticastTypes = 3;
 inline constexpr DType kFirstMulticastType = DType::kFloat16;
 extern const void* const kMulticastKernels[kMulticastTypes];
+extern const void* const kMulticastCopies;
 
 // Of float32, float16 and bfloat16: (NormLaunch)
 inline constexpr int kNormTypes = 3;

@@ -2,8 +2,8 @@
 // policy.
 #include "cuda/kernels/direct.h"
 #include "cuda/kernels/kernels.h"
-#include "cuda/kernels/low_latency.h"
 #include "cuda/kernels/visit.h"
+#include "cuda/packets/low_latency.h"
 
 namespace pycoll::cuda {
 namespace {

@@ -97,6 +97,10 @@ struct Shape {
 // Which side of copies a gate stands on; see gate.h.
 enum class Gate : uint32_t { kNone = 0, kBegin = 1, kEnd = 2 };
 
+// What plans that only copy do in packets, if they do one of these: every rank gets the blocks of
+// all, a block of each, or the root's vector. See low_latency_moves.h.
+enum class Moves : uint32_t { kNone = 0, kGather = 1, kTranspose = 2, kSpread = 3 };
+
 // Parameters of a launch. Arrays are indexed by rank.
 struct Launch {
   Shape shape;
@@ -107,6 +111,8 @@ struct Launch {
   uint32_t tree;         // for the kernels of one fold: in tree order
   uint32_t push;         // likewise: into everybody's array, not one's own
   uint32_t own_chunk;    // likewise: the chunk of one's own rank, not chunk 0
+  Moves moves;           // for packets of plans that only copy
+  uint32_t root;         // likewise: of kSpread
   uint64_t slice;        // elements of a chunk that a block owns, see slice_of
   uint64_t timeout_ns;
   uint64_t absent;          // ranks that leave at once, for tests

@@ -37,6 +37,7 @@ _ALGORITHMS = {
     "all_gather": ("direct_push",),
 }
 """Where ranks reach each other's memory, the first that gives the order; elsewhere ``direct``."""
+_IN_PACKETS = ("all_reduce", "all_gather", "all_to_all", "broadcast")
 
 
 @dataclass
@@ -154,9 +155,11 @@ class DeviceCaller(Caller):
         )
         name = request.algorithm
         large = 0 < self.copy_bytes <= nbytes and not self.plans.messages
-        if name is None and large and request.collective == "all_gather":
+        copied = large and request.collective in ("all_gather", "broadcast")
+        if name is None and copied and request.collective == "all_gather":
             name = "direct_pull"  # copies into a rank's own output alone
-        packets = name is None and self._in_packets(request.collective, nbytes, dtype, op)
+        packets = name is None and not copied
+        packets = packets and self._in_packets(request.collective, nbytes, dtype, op)
         choice = choose(replace(wanted, in_place=True) if packets else wanted, name)
         if packets:
             return replace(choice, direct=True)
@@ -167,19 +170,24 @@ class DeviceCaller(Caller):
         return replace(choice, direct=direct)
 
     def _in_packets(self, collective: str, nbytes: int, dtype: DType | None, op: ReduceOp) -> bool:
-        """Tell whether peers send each other all they fold, in the low-latency protocol.
+        """Tell whether peers send each other all they fold or get, in the low-latency protocol.
 
         Then every rank reads and writes its own arrays alone, wherever they lie.
         """
-        if collective != "all_reduce" or dtype is None or self.plans.messages or self.always_direct:
+        if collective not in _IN_PACKETS or self.plans.messages or self.always_direct:
             return False
-        return bool(library().in_packets(dtype, op, self.plans.world_size, nbytes))
+        promise, n = COLLECTIVES[collective], self.plans.world_size
+        if promise.reduces:
+            return dtype is not None and bool(library().in_packets(dtype, op, n, nbytes))
+        sent = nbytes if promise.in_at_root else nbytes // n  # from one rank to one other
+        return bool(library().in_packets(-1, -1, n, sent))
 
     def _work_in_heap(self, prepared: Prepared, *arrays: Any) -> None:
         """Put the result of a direct call where peers reach it, if they have to."""
         spec = prepared.spec
         what = spec.collective, spec.count * spec.itemsize, element_type(spec), spec.op
-        if spec.algorithm.name not in _ALGORITHMS["all_reduce"] or not self._in_packets(*what):
+        names = _ALGORITHMS.get(spec.collective, ("direct",))
+        if spec.algorithm.name not in names or not self._in_packets(*what):
             super()._work_in_heap(prepared, *arrays)
 
 

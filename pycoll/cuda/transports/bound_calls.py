@@ -156,7 +156,7 @@ class CallCache:
 
     def _make(self, spec: CallSpec, table: ChunkLayout | None) -> int:
         # Only who knows the plans of all ranks can choose packets.
-        small = spec.count * spec.itemsize <= _MOST_BYTES and COLLECTIVES[spec.collective].reduces
+        small = spec.count * spec.itemsize <= _MOST_BYTES
         ranks = range(self._n) if small and spec.direct and table is None else self._ranks
         bare = replace(spec, count=0, dtype=0, itemsize=1, op=ReduceOp.SUM)  # all that plans need
         plans, number = _compiled(bare, self._n, tuple(ranks))

@@ -331,3 +331,34 @@ def test_small_sums_need_no_heap(host_kernels):
             assert oracle.differences(total, want) == ""
             want = oracle.expected("all_reduce", xs, order="rank", op="avg")[0]
             assert oracle.differences(mean, want) == ""
+
+
+def test_small_copies_need_no_heap(host_kernels):
+    """all_gather, all_to_all and broadcast in packets: any arrays of any type, in place too."""
+
+    def rank(comm):
+        n, me, results = comm.world_size, comm.rank, []
+        for dtype in ("float32", "int8", ml_dtypes.bfloat16):
+            for count in (1, 33, 2048):
+                x = np.arange(n * count).astype(dtype) + np.array(me, dtype)
+                results.append([comm.all_gather(DeviceArray(x[:count].copy())).get()])
+                out = DeviceArray(np.tile(x[:count], n))
+                comm.all_gather(out[me * count : (me + 1) * count], out=out)
+                results[-1].append(out.get())
+                results[-1].append(comm.all_to_all(DeviceArray(x.copy())).get())
+                y = DeviceArray(x.copy())
+                comm.broadcast(y, n - 1)
+                results[-1].append(y.get())
+        assert not comm._session.device_side().transport.memory.base
+        return results
+
+    found = run_threads(3, rank, config=PEERS, timeout=60)
+    cases = [(d, c) for d in ("float32", "int8", ml_dtypes.bfloat16) for c in (1, 33, 2048)]
+    for me, results in enumerate(found):
+        for (dtype, count), got in zip(cases, results, strict=True):
+            xs = [np.arange(3 * count).astype(dtype) + np.array(r, dtype) for r in range(3)]
+            gathered = np.concatenate([x[:count] for x in xs])
+            moved = np.concatenate([x[me * count : (me + 1) * count] for x in xs])
+            for one, want in zip(got, (gathered, gathered, moved, xs[2]), strict=True):
+                assert one.dtype == want.dtype
+                assert one.tobytes() == want.tobytes()

@@ -197,11 +197,23 @@ def test_the_size_decides(library):
 
 
 @pytest.mark.parametrize("peers", [False, True])
-@pytest.mark.parametrize("name", ["one_shot", "two_shot_push"])
-def test_a_rank_that_does_not_come(library, name, peers):
+@pytest.mark.parametrize(
+    "plan",
+    [
+        ("all_reduce", "one_shot"),
+        ("all_reduce", "two_shot_push"),
+        ("all_gather", "direct_push"),
+        ("all_to_all", "direct"),
+        ("broadcast", "direct"),
+    ],
+)
+def test_a_rank_that_does_not_come(library, plan, peers):
+    """Of peers, nobody leaves a call before all have begun it: not the root of a broadcast, too."""
     n, gone = 3, 1
+    entry = find(*plan)
+    root = {"root": gone} if "root" in entry.params else {}
     with World(library, n, peers=peers) as world:
-        call = Call(find("all_reduce", name), n, "float32", 30)
+        call = Call(entry, n, "float32", 30, **root)
         handles = world.call(call.specs)
         library.schedule(3)
         if peers:

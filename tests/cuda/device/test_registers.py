@@ -44,7 +44,7 @@ def test_the_table_is_complete():
     assert {"step adamw float BFloat NoCopy", "squares double"} <= set(kernels)
     found = Counter(name.split()[0] for name in kernels)
     folds = {"interpret": 49, "fold": 49, "direct": 6, "multicast": 3, "low_latency": 6}
-    folds |= {"empty": 1, "gate": 1, "message": 1, "norm": 3}
+    folds |= {"empty": 1, "gate": 1, "message": 1, "moves": 1, "norm": 3, "multicast_copies": 1}
     assert found == {**folds, "step": 40, "unscale": 4, "nonfinite": 4, "squares": 4}
     for name, rows in kernels.items():
         targets = LATER if name.startswith("multicast") else ARCHITECTURES

@@ -1,8 +1,8 @@
 // The kernels on the host: the same templates with the host's policy.
 #include "cuda/kernels/direct.h"
 #include "cuda/kernels/kernels.h"
-#include "cuda/kernels/low_latency.h"
 #include "cuda/kernels/visit.h"
+#include "cuda/packets/low_latency.h"
 #include "host_policy.h"
 
 namespace pycoll::cuda {

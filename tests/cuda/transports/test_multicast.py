@@ -1,4 +1,4 @@
-"""Sums over a multicast address: who may have one, what is refused, and the kernel's arithmetic.
+"""Sums and copies over a multicast address: who may have one, what is refused, and the arithmetic.
 
 The host machine has an address that stands for the heaps of several processes. What a switch does
 is not there: see docs/cuda.md.
@@ -111,6 +111,33 @@ def test_sums(devices, host_kernels, n, name):
         return methods[3:]
 
     assert run(n, rank) == [[0]] * n
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_all_gather(devices, host_kernels, n):
+    """In place or not, with tails that fill no pack, and where arrays lie at different places."""
+    want = np.concatenate([np.arange(COUNT, dtype="i4") + rank for rank in range(n)])
+
+    def rank(comm):
+        devices(comm)
+        kernels, me = [], comm.rank
+
+        def gather(x, out):
+            out._values[:] = -1
+            x._values[:] = want[me * COUNT : (me + 1) * COUNT]
+            comm.all_gather(x, out=out)
+            assert (out.get() == want).all()
+            kernels.append(kernel_of(comm)[0])
+
+        x, out = symmetric(comm, np.zeros(COUNT, "i4")), symmetric(comm, 0 * want)
+        gather(x, out)
+        gather(out[me * COUNT : (me + 1) * COUNT], out)
+        shifted = comm.empty(4096 * me + 1, "u1", device="cuda")
+        gather(x, symmetric(comm, 0 * want))
+        del shifted
+        return kernels
+
+    assert run(n, rank, device_heap_bytes=16 << 20) == [["multicast move"] * 3] * n
 
 
 def test_what_is_no_sum_of_these_types(devices):

@@ -19,6 +19,13 @@ __global__ void __launch_bounds__(kMaxThreads, 1) multicast(const __grid_constan
   run_rank_multicast<W>(p, launch, launch.first_rank, blockIdx.x);
 }
 
+__global__ void __launch_bounds__(kMaxThreads, 1)
+    multicast_copies(const __grid_constant__ Launch launch) {
+  __shared__ Shared shared;
+  const MulticastPolicy p(shared);
+  run_rank_multicast_copies(p, launch, launch.first_rank, blockIdx.x);
+}
+
 template <typename T>
 const void* kernel() {
   return reinterpret_cast<const void*>(&multicast<WithElement<T>>);
@@ -28,5 +35,6 @@ const void* kernel() {
 
 const void* const kMulticastKernels[kMulticastTypes] = {kernel<Half>(), kernel<BFloat>(),
                                                         kernel<float>()};
+const void* const kMulticastCopies = reinterpret_cast<const void*>(&multicast_copies);
 
 }  // namespace pycoll::cuda
