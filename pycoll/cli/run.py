@@ -206,8 +206,10 @@ def _command(args: argparse.Namespace) -> list[str]:
 
 def _without_python(python: str, *words: str) -> list[str]:
     """Return the command of ``python script.py``, ``python -m module`` or ``python -c code``."""
-    if not os.path.samefile(str(shutil.which(python)), sys.executable):
-        raise ArgumentError(f"leave {python!r} out: ranks run the script with {sys.executable}")
+    found = str(shutil.which(python))
+    if not os.path.samefile(found, sys.executable):
+        way = "name that one" if words[:1] == ("-c",) else f"leave {python!r} out"
+        raise ArgumentError(f"{found} is not the Python of the ranks, {sys.executable}: {way}")
     if len(words) > 1 and words[0] in ("-c", "-m"):
         return list(words)
     if not words or not Path(words[0]).is_file():

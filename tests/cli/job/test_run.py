@@ -125,9 +125,11 @@ def test_another_python_is_refused(jobs, tmp_path, monkeypatch):
     other = tmp_path / "python3"
     other.write_text("#!/bin/sh\n")
     other.chmod(0o755)
-    done = jobs.run("-n", "2", str(other), __file__)
-    assert done.returncode == 2
-    assert f"leave {str(other)!r} out: ranks run the script with" in done.stderr
+    said = f"{other} is not the Python of the ranks, {sys.executable}: "
+    for words, way in (([__file__], f"leave {str(other)!r} out"), (["-c", "1"], "name that one")):
+        done = jobs.run("-n", "2", str(other), *words)
+        assert done.returncode == 2
+        assert said + way in done.stderr
 
 
 def test_python_with_a_text_a_module_or_a_script(jobs):
