@@ -2,7 +2,8 @@
 
     python benchmarks/checkpoints.py --mib 256 --ranks 2 --folder /var/tmp
 
-The bars are 80 % of dd to the same disk, and 5 % of a step.
+The bars are 80 % of dd to the same disk, and 5 % of a step. Saves and dd take turns; what a save
+deletes of older ones is not in its time, as dd deletes nothing.
 """
 
 import argparse
@@ -53,7 +54,7 @@ def dd(folder, mib):
 
 
 def rank(comm, args, folder):
-    """Return seconds of saves, of steps alone, and of steps beside saves in the background."""
+    """Return rates of dd, seconds of saves, of steps alone, and of steps beside saves."""
     count = args.mib * 2**20 // 4 // 2  # of it the momentum is as large again
     model = Sequential([("layer", Sleeping(count, args.step_ms / 1000))])
     x = np.zeros((4, 3), np.float32), np.zeros(4, int)
@@ -79,9 +80,14 @@ def rank(comm, args, folder):
             if saving:
                 engine.saving.wait()
 
-        saves = [timed(lambda: save(folder, engine, keep=1)) for _ in range(args.rounds)]
+        rates, saves = [], []
+        for _ in range(args.rounds):
+            if comm.rank == 0:
+                rates.append(dd(folder, args.mib))
+            saves.append(timed(lambda: save(folder, engine)))
+            timed(lambda: save(folder, engine, keep=1))
         pairs = [(timed(lambda: steps(False)), timed(lambda: steps(True))) for _ in saves]
-        return saves, pairs
+        return rates, saves, pairs
 
 
 def main():
@@ -95,12 +101,14 @@ def main():
     args = parser.parse_args()
     folder = tempfile.mkdtemp(dir=args.folder)
     try:
-        plain = [dd(folder, args.mib) for _ in range(args.rounds)]
-        saves, pairs = run_processes(args.ranks, rank, args, folder, timeout=3600)[0]
+        plain, saves, pairs = run_processes(args.ranks, rank, args, folder, timeout=3600)[0]
     finally:
         shutil.rmtree(folder)
     speed = args.mib * 2**20 / statistics.median(saves)
     one = statistics.median(plain)
+    print(
+        "dd", *(f"{x / 1e9:.2f}" for x in plain), "GB/s; saves", *(f"{x:.2f}" for x in saves), "s"
+    )
     added = statistics.median(beside / alone - 1 for alone, beside in pairs)
     print(f"dd {one / 1e9:.2f} GB/s; save {speed / 1e9:.2f} GB/s, {speed / one:.0%} of it")
     print(f"a save in the background every {args.steps} steps adds {added:.1%} to a step")

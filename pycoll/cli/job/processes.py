@@ -303,7 +303,7 @@ class Job:
             say(f"nobody continued the stopped ranks, which were killed: {ranks}")
             return TIMEOUT_STATUS
         if not self._failed:
-            return 128 + max(self._forwarded) if self._ended else 0
+            return 128 + max(self._forwarded) if self._ended and self._forwarded else 0
         consequences = {r["rank"] - self.first: r["traceback"] for r in records if r["consequence"]}
         causes = [rank for rank in self._failed if rank not in consequences]
         if not causes:  # nobody has shown a traceback

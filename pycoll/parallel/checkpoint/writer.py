@@ -180,11 +180,11 @@ def write_file(folder: str, file: str, parts: Iterable[Part]) -> Tensors:
     if not arrays:
         return {}
     path = os.path.join(folder, file)
-    with ThreadPoolExecutor(1) as pool:  # one thread writes, this one reads for the hashes
-        writing = pool.submit(safetensors().numpy.save_file, arrays, path)
+    safetensors().numpy.save_file(arrays, path)
+    with ThreadPoolExecutor(1) as pool:  # one thread waits for the disk, this one makes the hashes
+        syncing = pool.submit(sync, path)
         hashes = {key: sha256(array) for key, array in arrays.items()}
-        writing.result()
-    sync(path)
+        syncing.result()
     for tensors in found.values():
         for name, tensor in tensors.items():
             (piece,) = tensor.pieces

@@ -83,6 +83,27 @@ def test_the_others_go_on_and_take_it_in_later(jobs):
     assert "communicator 2 has 3 ranks, new: 2" in done.stderr
 
 
+def test_who_comes_when_the_others_end_is_ended_and_the_job_has_succeeded(jobs):
+    path = script(
+        jobs,
+        """
+        if comm.rank == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            total(1)
+        except pycoll.PeerLost:
+            comm = grown(comm)
+        while not comm.all_reduce(np.array([comm.newcomers]), "min")[0]:
+            time.sleep(0.01)
+        print(comm.rank, comm.epoch, flush=True)
+        """,
+    )
+    done = jobs.run("-n", "2..3", "--elastic", path)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    assert sorted(done.stdout.splitlines()) == ["0 1", "1 1"]
+
+
 def test_restarts_are_bounded(jobs):
     path = script(
         jobs,
