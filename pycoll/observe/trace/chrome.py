@@ -7,6 +7,7 @@ counters (``C``) and flow events (``s``, ``f``) for the arrows.
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,13 +46,14 @@ def events(trace: Merged) -> Iterator[dict[str, Any]]:
     for rank in trace.ranks:
         yield _named("process_name", rank, 0, f"rank {rank}")
         yield {"ph": "M", "name": "process_sort_index", "pid": rank, "args": {"sort_index": rank}}
+    arrows = itertools.count(1)  # Perfetto takes numbers only
     for number, group in enumerate(trace.groups, 1):
         for place, stream in enumerate(group.streams):
             if stream is not None:
                 text = f"communicator {number} ({len(group.members)} ranks)"
                 yield _named("thread_name", group.members[place], number, text)
         yield from _calls(group, number)
-        yield from _arrows(group, number)
+        yield from _arrows(group, number, arrows)
     yield from _messages(trace)
     yield from _memory(trace)
 
@@ -72,15 +74,22 @@ def _calls(group: Group, number: int) -> Iterator[dict[str, Any]]:
         if group.failed[k]:
             about["failed"] = True
         for place, rank in enumerate(group.members):
-            begin = float(group.enter_ns[place, k])
-            if np.isnan(begin):
+            if np.isnan(group.enter_ns[place, k]):
                 continue
-            total = float(group.leave_ns[place, k]) - begin
-            waited = float(group.waited_ns[place, k])
-            yield _slice(name, "call", rank, number, begin, total, about)
-            if waited > 0:  # drawn in one piece: how it is spread over the call is not noted
+            begin, waited_until, end = _moments(group, place, k)
+            yield _slice(name, "call", rank, number, begin, end, about)
+            if waited_until > begin:  # in one piece: how it is spread over the call is not noted
                 whom = {"last_to_enter": group.members[last[k]]}
-                yield _slice("waits", "wait", rank, number, begin, min(waited, total), whom)
+                yield _slice("waits", "wait", rank, number, begin, waited_until, whom)
+                yield _slice("moves", "move", rank, number, waited_until, end, {})
+
+
+def _moments(group: Group, place: int, k: int) -> tuple[int, int, int]:
+    """Return when a rank entered a call, had waited and left it, in whole ns, so that they fit."""
+    begin = round(float(group.enter_ns[place, k]))
+    end = max(begin, round(float(group.leave_ns[place, k])))
+    waited = round(float(group.waited_ns[place, k]))
+    return begin, begin + max(0, min(waited, end - begin - 1)), end
 
 
 def _words(descriptor: int, count: int) -> tuple[str, dict[str, Any]]:
@@ -90,28 +99,33 @@ def _words(descriptor: int, count: int) -> tuple[str, dict[str, Any]]:
 
 
 def _slice(
-    name: str, kind: str, pid: int, tid: int, begin: float, total: float, args: dict[str, Any]
+    name: str, kind: str, pid: int, tid: int, begin: int, end: int, args: dict[str, Any]
 ) -> dict[str, Any]:
-    times = {"ts": round(begin / 1e3, 3), "dur": round(max(total, 0.0) / 1e3, 3)}
+    times = {"ts": begin / 1e3, "dur": (end - begin) / 1e3}
     return {"ph": "X", "name": name, "cat": kind, "pid": pid, "tid": tid, **times, "args": args}
 
 
-def _arrows(group: Group, number: int) -> Iterator[dict[str, Any]]:
-    """Yield an arrow from the last to enter a call to each that waited for it."""
+def _arrows(group: Group, number: int, arrows: Iterator[int]) -> Iterator[dict[str, Any]]:
+    """Yield an arrow from the last to enter a call to each that waited for it.
+
+    It ends where a rank had waited: Perfetto turns arrows round that end in a slice that has begun
+    earlier than the one where they begin.
+    """
     if not group.iteration.size:
         return
     last, late = group.last, group.late_ns
     for k in np.flatnonzero(late >= _LATE_NS).tolist():
         source = int(last[k])
-        begin = float(group.enter_ns[source, k])
+        begin = round(float(group.enter_ns[source, k]))
         for place, rank in enumerate(group.members):
             if place == source or np.isnan(group.enter_ns[place, k]):
                 continue
-            end = max(begin, min(begin + 1_000, float(group.leave_ns[place, k])))
-            flow = {"name": "last to enter", "cat": "wait", "tid": number}
-            flow["id"] = f"{number}.{int(group.iteration[k])}.{rank}"
-            yield {"ph": "s", "pid": group.members[source], "ts": round(begin / 1e3, 3), **flow}
-            yield {"ph": "f", "bp": "e", "pid": rank, "ts": round(end / 1e3, 3), **flow}
+            _, end, _ = _moments(group, place, k)
+            if end < begin:
+                continue  # it has not waited for the last, or clocks are off
+            flow = {"name": "last to enter", "cat": "wait", "tid": number, "id": next(arrows)}
+            yield {"ph": "s", "pid": group.members[source], "ts": begin / 1e3, **flow}
+            yield {"ph": "f", "bp": "e", "pid": rank, "ts": end / 1e3, **flow}
 
 
 def _messages(trace: Merged) -> Iterator[dict[str, Any]]:
@@ -120,7 +134,8 @@ def _messages(trace: Merged) -> Iterator[dict[str, Any]]:
         tid, shift = tids[stream.head["communicator"]], trace.shift_ns[id(stream)]
         for way, begin, total, peer, tag, nbytes in stream.messages:
             args = {"peer": peer, "tag": tag, "bytes": nbytes}
-            yield _slice(way, "message", stream.rank, tid, begin + shift, total, args)
+            at = round(begin + shift)
+            yield _slice(way, "message", stream.rank, tid, at, at + total, args)
 
 
 def _memory(trace: Merged) -> Iterator[dict[str, Any]]:

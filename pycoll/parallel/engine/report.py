@@ -57,8 +57,12 @@ class StepReport:
         """Seconds that this rank waited for communication."""
         return sum(self.waits.values())
 
-    def scalars(self) -> dict[str, float]:
-        """Return the figures of the step by name, for `Scalars`."""
+    def scalars(self, imbalance: dict[str, float] | None = None) -> dict[str, float]:
+        """Return the figures of the step by name, for `Scalars`.
+
+        Args:
+            imbalance: What `imbalance` has returned on this rank, to have it among them.
+        """
         found = {
             "loss": self.loss,
             "samples": self.samples,
@@ -71,7 +75,14 @@ class StepReport:
             "peak_bytes": self.peak_bytes,
             "process_peak_bytes": process_peak_bytes(),
         }
-        for name, part in (("sent", self.bytes), ("wait", self.waits), ("peak", self.peaks)):
+        parts = {
+            "sent": self.bytes,
+            "wait": self.waits,
+            "bucket_wait": self.bucket_waits,
+            "peak": self.peaks,
+            "imbalance": imbalance or {},
+        }
+        for name, part in parts.items():
             found |= {f"{name}/{key}": value for key, value in sorted(part.items())}
         return found
 
@@ -105,8 +116,7 @@ class Scalars:
                 scalars.add(step, engine.step(batch).scalars())
 
     Args:
-        path: ``.csv`` (its columns are those of the first line) or ``.jsonl``. An existing file is
-            continued.
+        path: ``.csv`` or ``.jsonl``. An existing file is continued.
 
     Raises:
         ArgumentError: If the path ends otherwise, or cannot be written.
@@ -131,21 +141,33 @@ class Scalars:
     def add(self, step: int, figures: dict[str, Any]) -> None:
         """Write ``figures`` of ``step`` at once, so that it can be read while the program runs.
 
-        Raises:
-            ArgumentError: If a CSV file has no column for a figure.
+        A figure that is new, such as the first average of local SGD, gets a column of its own.
         """
         row = {"step": step} | figures
         if self._path.suffix == ".jsonl":
             self._file.write(json.dumps(row) + "\n")
         else:
-            writer = csv.DictWriter(self._file, self._columns or list(row), restval="")
             if not self._columns:
                 self._columns = list(row)
-                writer.writeheader()
-            if strange := sorted(set(row) - set(self._columns)):
-                raise ArgumentError(f"scalars: {self._path} has no column {', '.join(strange)}")
-            writer.writerow(row)
+                csv.DictWriter(self._file, self._columns).writeheader()
+            elif fresh := [name for name in row if name not in self._columns]:
+                self._widen(fresh)
+            csv.DictWriter(self._file, self._columns, restval="").writerow(row)
         self._file.flush()
+
+    def _widen(self, names: list[str]) -> None:
+        """Write the file anew, with more columns."""
+        self._file.close()
+        with open(self._path, encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+        self._columns += names
+        fresh = self._path.with_name(self._path.name + ".new")
+        with open(fresh, "w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, self._columns, restval="")
+            writer.writeheader()
+            writer.writerows(rows)
+        fresh.replace(self._path)
+        self._file = open(self._path, "a", encoding="utf-8", newline="")
 
     def close(self) -> None:
         """Close the file."""

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch._C._profiler import _RecordFunctionFast
 from torch.autograd import profiler
 
 from pycoll import _C
@@ -49,9 +50,12 @@ def _profiling() -> bool:
     return getattr(profiler, "_is_profiler_enabled", False)
 
 
-def _recorded(what: str) -> AbstractContextManager:
-    """Put a call into the trace of a profiler, which sees no call of a group in Python."""
-    return profiler.record_function(f"pycoll:{what}") if _profiling() else _NOT_RECORDED
+def _recorded(what: str, tensors: Tensors, about: dict[str, Any]) -> AbstractContextManager:
+    """Put a call into the trace of a profiler, which sees no call of a group in Python.
+
+    Its name, shapes and types are as those of PyTorch's own backends: ``gloo:all_reduce``.
+    """
+    return _RecordFunctionFast(f"pycoll:{what}", tensors, about) if _profiling() else _NOT_RECORDED
 
 
 def _lies_in_storage(view: torch.Tensor, held: int) -> bool:
@@ -162,6 +166,7 @@ class Caller:
         self.name = name
         self.rank: int = session.rank
         self.size: int = session.world_size
+        self._about = {"Process Group Name": name, "Rank": self.rank, "Group size": self.size}
         self.lock: Any = threading.RLock()
         self.calls: Calls | MultiHostCalls = (
             MultiHostCalls if isinstance(session, MpiSession) else Calls
@@ -255,7 +260,7 @@ class Caller:
         try:
             fence = self.devices.fence(tensors)
             ordered = job if fence is None else fence.around(job)
-            return self.background.submit(lambda: self._run(what, ordered), tensors, fence)
+            return self.background.submit(lambda: self._run(what, ordered, tensors), tensors, fence)
         except CollError as error:
             raise self.error(error, what) from error
 
@@ -264,11 +269,11 @@ class Caller:
         if self.background.busy:
             self._submit(what, job, tensors).wait()
         else:
-            self._run(what, job)
+            self._run(what, job, tensors)
 
-    def _run(self, what: str, job: Job) -> None:
+    def _run(self, what: str, job: Job, tensors: Tensors) -> None:
         try:
-            with self.lock, _recorded(what):
+            with self.lock, _recorded(what, tensors, self._about):
                 self._take_part(job)
         except CollError as error:
             raise self.error(error, what) from error

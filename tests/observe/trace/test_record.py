@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pycoll.errors import ArgumentError
+from pycoll.observe.causes import STARVED
 from pycoll.observe.report import text
 from pycoll.observe.report.advice import advise, headline
 from pycoll.observe.report.analysis import analyse
@@ -79,7 +80,8 @@ def test_the_late_rank_is_named(tmp_path):
     found = advise(seen)
     assert headline(seen, found).startswith("rank 2 enters ")
     assert found[0].ranks == [2]
-    assert "it computes longer between calls" in found[0].advice
+    starved = seen.ranks[2].ready > STARVED  # other programs may have the cores
+    assert ("fewer ranks" if starved else "it computes longer between calls") in found[0].advice
     assert seen.ranks[2].last >= 25
     shown = text.tables(seen)
     assert [row[0] for row in shown["Ranks"][1]] == ["0", "1", "2"]
@@ -214,6 +216,7 @@ def test_events_are_what_the_format_wants(tmp_path):
     starts = {e["id"]: e for e in events if e["ph"] == "s"}
     ends = {e["id"]: e for e in events if e["ph"] == "f"}
     assert starts.keys() == ends.keys()
+    assert all(type(key) is int for key in starts)  # Perfetto draws no arrow with another id
     late = [e for e in starts.values() if e["pid"] == 1]
     assert len(late) >= 8  # from rank 1, which came last, to rank 0
     for key, start in starts.items():  # an arrow lies in slices of both ranks

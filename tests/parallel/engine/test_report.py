@@ -37,7 +37,11 @@ def test_figures_of_a_step(n):
         assert report.peaks["parameter"] > 0
         assert imbalance["samples"] == pytest.approx(3 * n / (n + 2) if n > 1 else 1)
         assert all(value >= 0.999 for value in imbalance.values())
-        assert report.scalars()["process_peak_bytes"] > 1 << 20
+        scalars = report.scalars(imbalance)
+        assert scalars["process_peak_bytes"] > 1 << 20
+        buckets = {key: value for key, value in scalars.items() if key.startswith("bucket_wait/")}
+        assert buckets == {f"bucket_wait/{k}": v for k, v in report.bucket_waits.items()}
+        assert scalars["imbalance/samples"] == imbalance["samples"]
 
 
 @pytest.mark.parametrize("name", ["run.csv", "run.jsonl"])
@@ -58,7 +62,25 @@ def test_scalars_are_refused(tmp_path):
         Scalars(tmp_path / "run.txt")
     with pytest.raises(ArgumentError, match="cannot write"):
         Scalars(tmp_path / "no" / "run.csv")
-    with Scalars(tmp_path / "run.csv") as scalars:
-        scalars.add(0, {"loss": 1.0})
-        with pytest.raises(ArgumentError, match="has no column other"):
-            scalars.add(1, {"loss": 1.0, "other": 2})
+
+
+def test_local_steps_have_fewer_figures(tmp_path):
+    """Every second step averages: its waits and bytes get columns when they come."""
+
+    def rank(comm):
+        mesh = Mesh(comm, replica=-1)
+        engine = DataParallel(mlp(), CrossEntropy(), mesh, optimizer=SGD(), sync_every=2)
+        with Scalars(tmp_path / f"run{comm.rank}.csv") as scalars:
+            reports = [engine.step(batches(1)) for _ in range(4)]
+            for step, report in enumerate(reports):
+                scalars.add(step, report.scalars())
+        return reports
+
+    reports = run_threads(2, rank)[0]
+    assert set(reports[1].scalars()) > set(reports[0].scalars())
+    with open(tmp_path / "run0.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    for report, row in zip(reports, rows, strict=True):
+        figures = {name: float(text) for name, text in row.items() if text and name != "step"}
+        assert figures["loss"] == report.loss
+        assert figures.keys() == report.scalars().keys()

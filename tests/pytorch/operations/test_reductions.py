@@ -1,7 +1,9 @@
 """all_reduce, reduce and reduce_scatter through torch.distributed, against sums made by hand."""
 
 import functools
+import json
 import operator
+import tempfile
 
 import pytest
 
@@ -301,15 +303,32 @@ def test_what_is_refused():
 
 
 def test_calls_are_seen_by_the_profiler():
-    """Also those that have been made before, and those in the background."""
+    """Also those that have been made before, and those in the background; with shapes and group."""
 
     def body(rank, n):
-        x = torch.ones(5)
+        x, blocks = torch.ones(5, 3), [torch.zeros(2) for _ in range(n)]
         dist.all_reduce(x)
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as trace:
+        own = torch.profiler.ProfilerActivity.CPU
+        with torch.profiler.profile(activities=[own], record_shapes=True) as trace:
             dist.all_reduce(x)
             dist.all_reduce(x, async_op=True).wait()
-            dist.broadcast(x, 0)
-        return {e.key: e.count for e in trace.key_averages() if e.key.startswith("pycoll:")}
+            dist.broadcast(x[0], 0)
+            dist.all_gather(blocks, torch.ones(2))
+            dist.barrier()
+        with tempfile.TemporaryDirectory() as folder:
+            trace.export_chrome_trace(f"{folder}/trace.json")
+            with open(f"{folder}/trace.json") as file:
+                events = json.load(file)["traceEvents"]
+        seen = [e for e in events if e.get("name", "").startswith("pycoll:")]
+        assert {e["args"]["Group size"] for e in seen} == {n}
+        assert {e["args"]["Rank"] for e in seen} == {rank}
+        return sorted((e["name"], str(e["args"].get("Input Dims"))) for e in seen)
 
-    assert run_group(2, body) == [{"pycoll:all_reduce": 2, "pycoll:broadcast": 1}] * 2
+    want = [
+        ("pycoll:all_gather", "[[2], [2]]"),
+        ("pycoll:all_reduce", "[[5, 3]]"),
+        ("pycoll:all_reduce", "[[5, 3]]"),
+        ("pycoll:barrier", "None"),
+        ("pycoll:broadcast", "[[3]]"),
+    ]
+    assert run_group(2, body, timeout=120, limit_s=60) == [want] * 2  # the profiler imports much
