@@ -264,8 +264,7 @@ def _why(rank: RankStatus) -> tuple[str, str, str]:
         return "swapped", what, "give the job more memory, or use less"
     if rank.inside:
         how = "waits for a core" if rank.ready > STARVED else "works"
-        place = f" at {rank.site}" if rank.site else ""
-        return "slow", f"{how} inside {rank.call}{place} ({process})", "look at its processor"
+        return "slow", f"{how} inside {rank.where} ({process})", "look at its processor"
     if rank.state == "waits":  # in recv from any rank
         what = f"waits for a message of any rank {rank.waits.what if rank.waits else ''}"
         return "message", what, "look for the send that is missing"

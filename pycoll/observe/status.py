@@ -10,7 +10,7 @@ from pycoll.observe.links import LinkState, states
 from pycoll.observe.look import ABSENT, CLOSED, LEFT, Group, Look, look
 from pycoll.observe.processes import Process
 from pycoll.observe.shares import Shares, watch
-from pycoll.runtime.sessions.reports import Call
+from pycoll.runtime.sessions.reports import Call, made_at
 from pycoll.schedule.lowering.plan import DONE, ENTERED
 
 _SEND = 1  # MessageWay of csrc/memory/control.h
@@ -95,7 +95,7 @@ class RankStatus:
     @property
     def where(self) -> str:
         """The newest call, and its place in the program."""
-        return f"{self.call} at {self.site}" if self.site else self.call
+        return made_at(self.call, self.site)
 
 
 @dataclass(frozen=True)
@@ -244,10 +244,9 @@ def _waits(
     found: list[tuple[Wait, int | None]] = []
     if sight["waiting_peer"] >= 0 and not sight["arrived"] and group.failure is None:
         call = outer or (sight["calls"][-1] if sight["calls"] else None)
-        place = f" at {call['site']}" if call and call["site"] else ""
         peer = group.members[sight["waiting_peer"]]
         step = sight["waiting_step"]
-        what = f"in {_words(call)}{place}"
+        what = f"in {made_at(_words(call), call['site'] if call else '')}"
         if step not in (0, ENTERED, DONE):
             what += f", step {step - 1}"
         found.append((Wait(peer, sight["waiting_s"], what), step))

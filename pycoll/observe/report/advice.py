@@ -17,7 +17,7 @@ from pycoll.runtime.sessions.reports import Call
 
 _WORTH = 0.05  # of the time, from where on something is worth a word
 _SHARE = 0.6  # of what waits for the last to enter cost, from where on one rank is a straggler
-_GROWTH = 0.02  # of its memory per second
+_GROWTH, _GROWN = 0.02, 16 << 20  # of its memory per second, and bytes in all, that are growth
 _SAMPLES = 1.15  # bytes, or samples, of a rank over the mean
 _FAULTS = 100  # pages from a disk per second,
 _SWAPPED = 16 << 20  # and bytes in swap, from where on a rank counts as swapped out
@@ -186,7 +186,8 @@ def _growth(seen: Analysis) -> list[Finding]:
     rows = [
         row
         for row in seen.ranks
-        if row.growth > max(_GROWTH * row.peak_bytes, 1 << 20) and seen.seconds > 0.5
+        if row.growth > max(_GROWTH * row.peak_bytes, 1 << 20)
+        and row.growth * seen.seconds > _GROWN
     ]
     if not rows:
         return []

@@ -10,6 +10,7 @@ from typing import Any
 
 from pycoll.errors import ArgumentError
 from pycoll.observe.dump import FORMAT
+from pycoll.runtime.sessions.reports import made_at
 
 _SHOWN = 3  # calls before the odd one
 
@@ -123,7 +124,7 @@ def _last(dump: dict[str, Any], rank: int) -> str:
         return "; it had made no call"
     call = calls[-1]
     ended = "its last call was" if call["done"] else "it was in"
-    return f"; {ended} call {call['call_seq']}, {_kind(call)}{_at(call)}"
+    return f"; {ended} call {call['call_seq']}, {made_at(_kind(call), call['site'])}"
 
 
 def _stack(dump: dict[str, Any]) -> list[str]:

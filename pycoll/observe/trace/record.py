@@ -53,7 +53,7 @@ class Tracer:
         self._known: set[int] = set()
         self._messages: list[list[Any]] = []
         self._visits = self._next_look = 0
-        self._long_s = _LONG_S
+        self._long_s, self._rest_until = _LONG_S, 0.0
         self._counts: dict[str, Counts] = {}
         self._lock = threading.Lock()
         self._stopped = threading.Event()
@@ -127,12 +127,18 @@ class Tracer:
         if waited_s < self._long_s:
             self._long_s = _LONG_S if waited_s < _LONG_S else self._long_s
             return
+        begin = time.monotonic()
+        if begin < self._rest_until:
+            return
         self._long_s = 2 * waited_s
         for finding in find_causes(status(self._pid, _LOOK_S)):
             if finding.waited_s:
                 with self._lock, contextlib.suppress(ValueError):  # the files are closed
                     self._note({"held": finding.as_json()})
                 break
+        # If all ranks do so all the time, as much as one rank that looks: the job is to go on.
+        now = time.monotonic()
+        self._rest_until = now + session.world_size * max(0.0, now - begin - _LOOK_S)
         self.flush()
 
     def flush(self) -> None:

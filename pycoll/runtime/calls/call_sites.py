@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from types import CodeType
+from types import CodeType, FrameType
 
 from pycoll.errors import sendable
 
 _MAX_KNOWN = 4096
+_MAKERS = {"init": "pycoll.init()", "split": "split()", "dup": "dup()"}
+"""Functions of pycoll that a program calls, and that make calls of their own, by name."""
 
 
 class CallSites:
@@ -57,9 +59,8 @@ class CallSites:
             if len(self._numbers) >= _MAX_KNOWN:  # code that is made and run again and again
                 self._numbers.clear()
                 internal.clear()
-            where = sendable(
-                f"{os.path.basename(code.co_filename)}:{frame.f_lineno} {code.co_name}()"
-            )
+            where = f"{os.path.basename(code.co_filename)}:{frame.f_lineno} {code.co_name}()"
+            where = sendable(_maker(sys._getframe(depth), frame) + where)
             found = self._numbers[key] = (code, self._number(where))
             self._texts[found[1]] = where
         return found[1]
@@ -71,3 +72,14 @@ class CallSites:
         """
         number, code = self.here(depth + 1), sys._getframe(depth).f_code
         return None if self._internal.get(id(code), (code, True))[1] else number
+
+
+def _maker(frame: FrameType | None, end: FrameType) -> str:
+    """Return "pycoll.init() at " for a call that pycoll makes for it; the program is at `end`."""
+    found = ""
+    while frame is not None and frame is not end:
+        if f"{frame.f_globals.get('__name__')}.".startswith(("pycoll.start.", "pycoll.comm.")):
+            name = _MAKERS.get(frame.f_code.co_name)
+            found = f"{name} at " if name else found
+        frame = frame.f_back
+    return found

@@ -156,6 +156,11 @@ def _where(rank: dict) -> str:
     return f" at {rank['site']}" if rank["site"] else ""
 
 
+def made_at(call: object, site: str) -> str:
+    """Name a call and its place; of one that pycoll makes for its `init`, that."""
+    return site if " at " in site else f"{call} at {site}" if site else str(call)
+
+
 def blame(said: Mapping[int, object]) -> str:
     """Name the ranks that said something else than most did; empty if that is not clear."""
     texts = {rank: str(what) for rank, what in said.items()}
@@ -192,16 +197,17 @@ def _progress(rank: dict) -> str:
     last = Call.unpack(rank["descriptor"], rank["count"])
     if rank["waiting_peer"] >= 0:
         wanted = _WANTED.get(rank["waiting_step"], f"to finish step {rank['waiting_step'] - 1}")
-        inside = f"is in {last}{_where(rank)}"
+        inside = f"is in {made_at(last, rank['site'])}"
         return f"{who}: {inside}, waits for rank {rank['waiting_peer']} {wanted}{process}"
     if not rank.get("answered", True):
         where = f"process {rank['pid']} on {rank['host']}"
         return f"{who}: does not answer; {where} is busy elsewhere, stopped or dead"
     if not rank["entered"]:
-        what = f"last call: {last}{_where(rank)}" if rank["descriptor"] else "no call so far"
+        made = f"last call: {made_at(last, rank['site'])}"
+        what = made if rank["descriptor"] else "no call so far"
         return f"{who}: has not made this call; {what}{process}"
     reached = _REACHED.get(rank["step"], f"has reached step {rank['step'] - 1} of")
-    return f"{who}: {reached} {last}{_where(rank)}{process}"
+    return f"{who}: {reached} {made_at(last, rank['site'])}{process}"
 
 
 def what_ranks_do(session: Any) -> list[str]:
@@ -253,8 +259,8 @@ def _timeout(report: dict) -> str:
 
 
 def _last_call(rank: dict) -> str:
-    last = Call.unpack(rank["descriptor"], rank["count"])
-    return f"; its last call was {last}{_where(rank)}" if rank["descriptor"] else ""
+    last = made_at(Call.unpack(rank["descriptor"], rank["count"]), rank["site"])
+    return f"; its last call was {last}" if rank["descriptor"] else ""
 
 
 def _lost(report: dict) -> str:

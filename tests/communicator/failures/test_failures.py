@@ -36,6 +36,36 @@ def test_a_killed_rank(wait):
     assert "test_failures.py:" in first[1]
 
 
+def test_the_last_call_is_one_of_the_program(tmp_path):
+    """What pycoll calls to make a communicator is no call that a program knows."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, pycoll\n"
+        "comm = pycoll.init()\n"
+        "if comm.rank == 1: os.kill(os.getpid(), 9)\n"
+        "try: comm.barrier()\n"
+        "except pycoll.PeerLost as error: print(error)\n"
+    )
+    words = ["run", "-n", "2", "--keep-going", str(program)]
+    done = subprocess.run(
+        [sys.executable, "-m", "pycoll", *words], capture_output=True, text=True, timeout=100
+    )
+    assert " died; its last call was pycoll.init() at program.py:2 <module>(). " in done.stdout
+
+    def rank(comm):
+        comm.split(0)
+        if comm.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises(PeerLost) as error:
+            comm.barrier()
+        return str(error.value)
+
+    texts = run_processes(3, rank, may_die=[1])
+    where = r"split\(\) at test_failures.py:\d+ rank\(\)\. "
+    assert re.search(f" died; its last call was {where}", texts[0])
+    assert texts[2] == texts[0]
+
+
 @pytest.mark.parametrize("early", [True, False], ids=["before the call", "while the others wait"])
 def test_a_killed_rank_with_much_memory(early):
     event = Event()
