@@ -320,7 +320,7 @@ class DataParallel:
         scale, hook = self.loss_scale, self.hook
         self.steps, self.loss_scale = values.restore(self.buckets, self.groups, scale, hook, saved)
         self._hook_scale = self.loss_scale.value
-        self._periods.restart()
+        self._periods.restart(self.steps)
 
     def parts(self) -> Iterator[Part]:
         """Return views of what this rank writes to a checkpoint; a collective.
@@ -341,7 +341,7 @@ class DataParallel:
         for bucket in self.buckets:
             bucket.fill(values)
         self.steps, self.loss_scale, self._hook_scale = steps, scale, scale.value
-        self._periods.restart()
+        self._periods.restart(self.steps)
 
     def close(self, error: BaseException | None = None) -> None:
         """Close the engine's communicators; with an ``error``, waiting peers raise, too.

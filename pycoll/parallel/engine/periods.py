@@ -29,13 +29,14 @@ class Periods:
                     f"sync_every={options.sync_every} averages along replica, which {groups.mesh} "
                     "lacks; make the mesh with it, such as Mesh(comm, replica=-1)"
                 )
-            self._own = groups.of_replica()
-            self.near = copy.copy(groups if options.sync_after else self._own)
-        self.restart()
+            self._own, self.near = groups.of_replica(), copy.copy(groups)
+        self.restart(0)
 
-    def restart(self) -> None:
-        """Begin a period: replicas are together."""
+    def restart(self, steps: int) -> None:
+        """Begin a period after so many steps: replicas are together."""
         self._calls, self._apart = 0, False
+        if self._options.sync_every:
+            self.near.use(self._own if steps >= self._options.sync_after else self._groups)
 
     def prepare(self, buckets: Sequence[Bucket]) -> None:
         """Make what averaging keeps for ``buckets``."""
@@ -43,18 +44,18 @@ class Periods:
             self._options.averaging.prepare(bucket)
 
     def begin(self, buckets: Sequence[Bucket], steps: int) -> None:
-        """Get ready for the step after so many: who reduces gradients; where replicas begin."""
-        if not (every := self._options.sync_every):
-            return
-        alone = steps >= self._options.sync_after
-        self.near.use(self._own if alone else self._groups)
-        for bucket in buckets if alone and self._calls % every == 0 else ():
-            self._options.averaging.begin(bucket)
+        """Note where replicas begin, after so many steps, if a period begins."""
+        every = self._options.sync_every
+        if every and steps >= self._options.sync_after and self._calls % every == 0:
+            for bucket in buckets:
+                self._options.averaging.begin(bucket)
 
     def end(self, buckets: Sequence[Bucket], steps: int) -> None:
         """Average after the ``steps``-th step, if it is time."""
-        every = self._options.sync_every
-        if not every or steps <= self._options.sync_after:
+        if not (every := self._options.sync_every):
+            return
+        if steps <= self._options.sync_after:
+            self.restart(steps)
             return
         self._calls, self._apart = self._calls + 1, True
         if self._calls % every == 0:
@@ -67,7 +68,7 @@ class Periods:
             raise ArgumentError("average is for sync_every; without it replicas are together")
         if self._apart:
             self._meet(self._options.averaging.together, buckets, steps)
-        self.restart()
+        self.restart(steps)
 
     def _meet(self, average: Callable[..., None], buckets: Sequence[Bucket], steps: int) -> None:
         options = self._options

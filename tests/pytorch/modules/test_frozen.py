@@ -36,6 +36,24 @@ def test_a_parameter_that_was_frozen_is_not_left_out_without_a_word():
     run_threads(2, rank)
 
 
+def test_a_replica_on_its_own_says_so_to_nobody_else():
+    """Also in its first own step, after one that all have taken together."""
+
+    def rank(comm):
+        module, mesh = copy.deepcopy(PROTOTYPE), Mesh(comm, replica=-1)
+        module[0].weight.requires_grad_(False)
+        engine = DataParallel(module, squares, mesh, sync_every=3, sync_after=1)
+        engine.step(batch(comm.rank))
+        if comm.rank == 0:
+            return engine.step(batch(comm.rank)).samples
+        module[0].weight.requires_grad_(True)
+        with pytest.raises(ArgumentError, match=r"0\.weight, frozen when the engine was"):
+            engine.step(batch(comm.rank))
+        return 0
+
+    assert run_threads(2, rank) == [2, 0]
+
+
 def test_a_step_makes_gradients_where_they_are_turned_off():
     def rank(comm, enabled):
         engine = DataParallel(copy.deepcopy(PROTOTYPE), squares, Mesh(comm, dp=-1))
