@@ -14,6 +14,8 @@ from pycoll.observe.page import HEAD, RIGHT, lines
 from pycoll.observe.shares import watch
 from pycoll.observe.status import Status, compare
 
+_WIDE, _WHERE_WIDE = 130, ("pid", "calls", "core", "heap")  # characters, and columns that need them
+
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add ``top`` to the command line."""
@@ -48,13 +50,14 @@ def main(args: argparse.Namespace) -> int:
                 after = look(number)
             except ArgumentError:
                 break  # the job has ended
-            live.update(picture(compare(before, after, shares), live.console.height), refresh=True)
+            seen, console = compare(before, after, shares), live.console
+            live.update(picture(seen, console.height, console.width), refresh=True)
             before, shown = after, shown + 1
     return 0
 
 
-def picture(seen: Status, height: int = 40) -> Any:
-    """Return a status as something that rich can show."""
+def picture(seen: Status, height: int = 40, width: int = 160) -> Any:
+    """Return a status as something that rich can show, on a terminal of so many characters."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -62,10 +65,12 @@ def picture(seen: Status, height: int = 40) -> Any:
     above, rows, below = lines(seen, max(4, height - 8))
     ill = not above[0].startswith("all ")
     table = Table(box=None, pad_edge=False)
-    for i, name in enumerate(HEAD):
-        table.add_column(name, justify="right" if i in RIGHT else "left", no_wrap=True)
+    shown = [i for i, name in enumerate(HEAD) if width >= _WIDE or name not in _WHERE_WIDE]
+    for i in shown:  # only the last one, the newest call, gets more lines if it has to
+        right = "right" if i in RIGHT else "left"
+        table.add_column(HEAD[i], justify=right, no_wrap=i < len(HEAD) - 1)
     for row in rows:
-        table.add_row(*map(Text, row), style=_style(row[2]))
+        table.add_row(*(Text(row[i]) for i in shown), style=_style(row[2]))
     title = Text(
         f"job {seen.number}: {seen.command}", style="dim", no_wrap=True, overflow="ellipsis"
     )

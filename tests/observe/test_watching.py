@@ -112,7 +112,9 @@ def test_waiting_calls_are_counted(job):
     assert (rows["0"]["queue"], rows["1"]["queue"]) == ("4", "")
 
 
-def test_top_draws(job):
+@pytest.mark.parametrize("columns", [200, 90])
+def test_top_draws(job, columns):
+    """No column is cut, whatever the terminal."""
     pytest.importorskip("rich")
     with job(2, "if rank: time.sleep(60)\nstep()") as process:
         until(lambda: waits(process.pid))
@@ -121,10 +123,14 @@ def test_top_draws(job):
             capture_output=True,
             text=True,
             timeout=60,
-            env={**os.environ, "COLUMNS": "200"},
+            env={**os.environ, "COLUMNS": str(columns)},
         )
         assert out.returncode == 0
         assert "rank 1 sleeps in its own code" in out.stdout
+        head = out.stdout[out.stdout.index("rank  ") :].splitlines()[0]
+        assert "newest call" in head
+        assert ("pid" in head) == (columns == 200)
+        assert "waits for" in head
         assert "-> 1" in out.stdout
 
 

@@ -20,7 +20,8 @@ h1{font-size:1.35rem;margin:0 0 .4rem}h2{font-size:1.05rem;margin:1.6rem 0 .4rem
 .lead{border-left:5px solid #c0392b;background:#fdf1ef;padding:.6rem .9rem}
 .well{border-color:#2e8b57;background:#eef8f1}.todo{color:#566573}
 table{border-collapse:collapse;width:100%}td,th{text-align:right;padding:.22rem .5rem;
-border-bottom:1px solid #e3e7ea;font-variant-numeric:tabular-nums}
+border-bottom:1px solid #e3e7ea;font-variant-numeric:tabular-nums;white-space:nowrap}
+.wide{overflow-x:auto}
 td:first-child,th:first-child{text-align:left}th{color:#566573;font-weight:600}
 svg{width:100%;height:auto}
 .key span{display:inline-block;width:.9em;height:.9em;margin:0 .35em 0 1em}
@@ -60,7 +61,8 @@ def _table(table: Table) -> str:
     head, rows = table
     cells = "".join(f"<th>{html.escape(name)}</th>" for name in head)
     lines = ["".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows]
-    return f"<table><tr>{cells}</tr>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
+    below = "".join(f"<tr>{line}</tr>" for line in lines)
+    return f'<div class="wide"><table><tr>{cells}</tr>{below}</table></div>'
 
 
 def _over_time(seen: Analysis) -> Iterator[str]:
