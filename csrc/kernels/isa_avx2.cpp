@@ -39,6 +39,11 @@ inline Vec<uint32_t, 8> load_widened<8>(const char* p) {
   return (Vec<uint32_t, 8>)_mm256_cvtepu16_epi32(load_raw<__m128i>(p));
 }
 
+template <>
+inline Vec<int16_t, 8> load_signed_bytes<8>(const char* p) {
+  return (Vec<int16_t, 8>)_mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+}
+
 // In 16-bit lanes: 11 instructions for 15. Half a place is added to all; a carry that leaves
 // nothing below it came of a tie, which goes to the even neighbour. A NaN is told from its upper
 // half: the lower one is zero where sources are bfloat16, so that nothing is carried into the

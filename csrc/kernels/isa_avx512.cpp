@@ -41,6 +41,11 @@ inline Vec<uint32_t, 16> load_widened<16>(const char* p) {
   return (Vec<uint32_t, 16>)_mm512_maskz_cvtepu16_epi32(0xffff, load_raw<__m256i>(p));
 }
 
+template <>
+inline Vec<int16_t, 16> load_signed_bytes<16>(const char* p) {
+  return (Vec<int16_t, 16>)_mm256_cvtepi8_epi16(load_raw<__m128i>(p));
+}
+
 inline void stream_vector(char* dst, const char* src) {
   _mm512_stream_si512(reinterpret_cast<__m512i*>(dst), load_raw<__m512i>(src));
 }

@@ -3,8 +3,8 @@
 // A translation unit opens `namespace pycoll::<isa> { namespace {`, defines
 //   constexpr int kWidth     bytes of a full vector register,
 // includes this file under its target options, specialises load_half, pack_half, load_widened,
-// pack_bfloats and stream_vector where the instruction set has better, includes optim_kernels.inl
-// too, and calls make_kernels.
+// load_signed_bytes, pack_bfloats and stream_vector where the instruction set has better, includes
+// optim_kernels.inl too, and calls make_kernels.
 // Everything here has internal linkage, and of std only types and compile-time values are used: no
 // function compiled for a wide instruction set can stand in for one of another translation unit.
 //

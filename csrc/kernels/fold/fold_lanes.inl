@@ -143,46 +143,53 @@ PYCOLL_INLINE Vec<uint32_t, N> pack_bfloats(Vec<float, N> low, Vec<float, N> hig
   return (round_bfloat<N>(low) >> 16) | (round_bfloat<N>(high) & 0xffff0000u);
 }
 
+// Loads bytes sign-extended to 16 bits.
+template <int N>
+Vec<int16_t, N> load_signed_bytes(const char* p) {
+  return convert<int16_t, N>(load_raw<Vec<int8_t, N>>(p));
+}
+
 // 8-bit floats are halves of fewer bits: e5m2 is the upper byte of one, and e4m3fn has the same
 // fields with exponents 2^8 lower, but for its NaN.
 template <typename T, int N>
 PYCOLL_INLINE Vec<float, N> load_float8(const char* p) {
   using H = Vec<uint16_t, N>;
-  const H byte = convert<uint16_t, N>(load_raw<Vec<uint8_t, N>>(p));
+  const H byte = (H)load_signed_bytes<N>(p);
   if constexpr (T::kHasInfinity) {
     const H half = byte << 8;
     return load_half<N>(reinterpret_cast<const char*>(&half));
   } else {
-    const H magnitude = byte & uint16_t{0x7f};
-    const H nan = magnitude == T::kNan ? H{} + uint16_t{0x7c00} : H{};
-    const H half = (byte & uint16_t{0x80}) << 8 | magnitude << 7 | nan;
+    const H fields = byte << 7;  // the sign twice: bit 14 is none
+    const H magnitude = fields & uint16_t{0x3f80};
+    const H nan = magnitude == uint16_t{0x3f80} ? H{} + uint16_t{0x7c00} : H{};
+    const H half = (fields & uint16_t{0xbfff}) | nan;
     return load_half<N>(reinterpret_cast<const char*>(&half)) * 256.0f;
   }
 }
 
 // To nearest even, subnormals as in pack_half. What is too large becomes the code behind the
-// largest number; all NaNs become one.
+// largest number; all NaNs become one. Magnitudes are compared as signed numbers, for which every
+// instruction set has an instruction.
 template <typename T, int N>
 PYCOLL_INLINE Vec<uint8_t, N> pack_float8(Vec<float, N> v) {
-  using U = Vec<uint32_t, N>;
+  using I = Vec<int32_t, N>;
   using F = Vec<float, N>;
   constexpr int kShift = 23 - T::kFraction;
-  constexpr uint32_t kRebias = (127u - T::kBias) << 23, kHalfPlace = 1u << (kShift - 1);
-  constexpr uint32_t kTooLarge = ((T::kLargest + 1u) << kShift) + kRebias;
-  const U bits = __builtin_bit_cast(U, v);
-  const U full = bits & 0x7fffffffu;
-  const U magnitude = full < kTooLarge ? full : U{} + kTooLarge;
-  const U normal =
-      (magnitude - kRebias + (kHalfPlace - 1) + ((magnitude >> kShift) & 1u)) >> kShift;
-  const U place_bits = U{} + ((127u + 24 - T::kBias - T::kFraction) << 23);
+  constexpr int32_t kRebias = (127 - T::kBias) << 23, kHalfPlace = 1 << (kShift - 1);
+  constexpr int32_t kTooLarge = ((T::kLargest + 1) << kShift) + kRebias;
+  const I bits = __builtin_bit_cast(I, v);
+  const I full = bits & 0x7fffffff;
+  const I magnitude = full < kTooLarge ? full : I{} + kTooLarge;
+  const I normal = (magnitude + (kHalfPlace - 1 - kRebias) + ((magnitude >> kShift) & 1)) >> kShift;
+  const I place_bits = I{} + ((127 + 24 - T::kBias - T::kFraction) << 23);
   const F rounded = __builtin_bit_cast(F, magnitude) + __builtin_bit_cast(F, place_bits);
-  const U subnormal = __builtin_bit_cast(U, rounded) - place_bits;
-  const U finite = magnitude < kRebias + (1u << 23) ? subnormal : normal;
-  const U result = finite | (bits >> 24 & 0x80u);
+  const I subnormal = __builtin_bit_cast(I, rounded) - place_bits;
+  const I finite = magnitude < kRebias + (1 << 23) ? subnormal : normal;
+  const I sign = bits >> 24 & 0x80;
   if constexpr (T::kHasInfinity) {
-    return convert<uint8_t, N>(U(full > (255u << 23) ? U{} + T::kNan : result));
+    return convert<uint8_t, N>(full > (255 << 23) ? I{} + T::kNan : I(finite | sign));
   } else {
-    return convert<uint8_t, N>(U(finite > T::kLargest ? U{} + T::kNan : result));
+    return convert<uint8_t, N>(finite > T::kLargest ? I{} + T::kNan : I(finite | sign));
   }
 }
 
