@@ -81,6 +81,7 @@ class Fault:
     """What happens to one rank, and when; the time is in memory that all ranks see."""
 
     bound_s = BOUND_S  # for others to hear of it
+    limit_s = 0.3  # of their calls, if the victim is stopped
 
     def __init__(self, rng, n, kinds=FAULTS, event=None):
         self.kind = rng.choice(kinds) if n > 1 else "none"
@@ -111,7 +112,7 @@ class Fault:
                 self._event.happens()
         elif self.kind == "stop":
             if os.fork() == 0:
-                time.sleep(1.5)
+                time.sleep(self.limit_s + 1.2)
                 os.kill(pid, signal.SIGCONT)
                 os._exit(0)
             os.kill(pid, signal.SIGSTOP)
@@ -123,7 +124,7 @@ class Fault:
     def suffer(self, comm):
         """Call until the error comes, on the others; check its type and that it came soon."""
         x = np.ones(100_000 if self.large else 3000, np.float32)
-        limit = 0.3 if self.kind == "stop" else None
+        limit = self.limit_s if self.kind == "stop" else None
         if self.messages:  # who waits for the victim may end the job, or leave, before others hear
             error = EXPECTED[self.kind], errors.Revoked, errors.PeerLeft
             _expect(error, lambda: _forever(lambda x, timeout: around(comm, x, timeout), x, limit))

@@ -57,7 +57,7 @@ def take_part(world, seed, path, bound_s):
     todo, sizes = chaos.draw(rng, n)
     fault = chaos.Fault(rng, n, KINDS, FileEvent(path))
     fault._event._time[0] = 0
-    fault.bound_s = bound_s
+    fault.bound_s, fault.limit_s = bound_s, bound_s / 10
     part = world.Split(0 if world.rank < n else MPI.UNDEFINED, world.rank)
     if part == MPI.COMM_NULL:
         return fault.kind, []
