@@ -1,7 +1,9 @@
 // Messages between hosts without MPI: one TCP connection for each pair of ranks.
 //
 // A message is a frame header of 16 bytes and its data. A thread reads and writes whatever can be
-// read and written, so messages make progress while the rank computes.
+// read and written, so messages make progress while the rank computes. While somebody waits for a
+// message, test() reads its connection instead: to wake the thread for it would take longer than
+// the message does. The thread has it back when no test has come for a millisecond or two.
 //
 // A connection that ends without a goodbye is a rank that died. One that brings what no rank sends
 // (see wire.h), or a message for which there is no memory, is ended. So is one whose other system
@@ -28,7 +30,7 @@ class SocketApi : public Transport {
   // `sockets`: for each rank a connected stream socket, which now belongs to this object; -1 for
   // this rank. `names`: what error messages call each rank. `silence_s`: how long the system of
   // another rank may leave questions without an answer. Without `own_thread` nothing moves but in
-  // serve_once(). Throws TransportError.
+  // serve_once(), and in test() what it waits for. Throws TransportError.
   SocketApi(std::vector<int> sockets, std::vector<std::string> names, double silence_s = kSilenceS,
             bool own_thread = true);
   ~SocketApi() override { close(); }
@@ -87,11 +89,17 @@ class SocketApi : public Transport {
     int socket = -1;
     std::string name;
     bool lost = false, said_goodbye = false;
+    bool looked_at = false;      // test() reads it, not the thread
+    uint32_t looks = 0;          // tests that found nothing, in a row or in this millisecond
+    uint32_t watched = 0;        // events that the thread waits for
     uint32_t loss_order = 0;     // if lost without a goodbye
     bool silent = false;         // and without an end
     uint64_t refused_bytes = 0;  // of the message for which there was no memory
     std::string fault;           // why what it has sent cannot come from a rank
     std::deque<Outgoing> queue;
+    std::unique_ptr<char[]> ahead;  // what has been read behind a frame
+    uint64_t ahead_at = 0, ahead_end = 0;
+    bool drained = false;            // the last read took all that had come
     Frame frame;                     // of the message that is being read
     uint64_t read = 0;               // of frame and data
     char* into = nullptr;            // where the data go
@@ -106,6 +114,7 @@ class SocketApi : public Transport {
   void show_links();
   void receive(Peer& peer);
   bool receive_some(Peer& peer);
+  int64_t read_from(Peer& peer, char* to, uint64_t wanted);
   void begin_message(Peer& peer);
   void end_message(Peer& peer);
   void send_queued(Peer& peer);
@@ -114,6 +123,9 @@ class SocketApi : public Transport {
   Loss describe_loss(const Peer& peer) const;
   void end_silent();
   void watch(Peer& peer);
+  void look(Peer& peer);
+  void end_look(Peer& peer);
+  void end_looks();
   uint64_t unsent();
   bool notice_waits(const Peer& peer, int tag) const;
 
@@ -127,8 +139,9 @@ class SocketApi : public Transport {
   std::string own_name_;
   const double silence_s_;
   const int look_ms_;  // how often to look for systems that no longer answer
-  uint64_t next_look_ns_ = 0;
-  const int pid_;  // a child made by fork has no thread to join
+  uint64_t next_look_ns_ = 0, next_end_ns_ = 0;
+  std::atomic<uint32_t> looked_at_{0};  // peers; the thread looks before it waits
+  const int pid_;                       // a child made by fork has no thread to join
 };
 
 }  // namespace pycoll

@@ -30,6 +30,7 @@ void SocketApi::lose(Peer& p, std::string_view fault) {
   p.fault = fault;
   if (!fault.empty()) p.said_goodbye = false;
   if (!p.said_goodbye && p.socket >= 0) p.loss_order = ++losses_;
+  end_look(p);
   epoll_ctl(epoll_, EPOLL_CTL_DEL, p.socket, nullptr);
   shutdown(p.socket, SHUT_RDWR);  // the other end hears of it if the fault is here
   for (Outgoing& out : p.queue) {

@@ -110,6 +110,8 @@ int simulated_connect(int fd, const sockaddr* to, socklen_t size);
 ssize_t simulated_sendmsg(int fd, const msghdr* message, int flags);
 ssize_t simulated_recv(int fd, void* to, size_t nbytes, int flags);
 ssize_t simulated_write(int fd, const void* from, size_t nbytes);
+int simulated_eventfd_write(int fd, eventfd_t value);
+int simulated_eventfd_read(int fd, eventfd_t* value);
 int simulated_shutdown(int fd, int how);
 int simulated_close(int fd);
 
@@ -197,6 +199,8 @@ class simulated_atomic {
   operator T() const { return load(); }
   T operator+=(T by) { return T(fetch_add(by) + by); }
   T operator++() { return *this += 1; }
+  T operator++(int) { return fetch_add(1); }
+  T operator--() { return T(fetch_sub(1) - 1); }
   T exchange(T value, memory_order order = kStrict, const Where& where = Where::current()) {
     return of(modify([=](uint64_t) { return bits(value); }, nullptr, order, where));
   }
@@ -265,6 +269,8 @@ class simulated_atomic {
 #define epoll_ctl simulated_epoll_ctl
 #define epoll_wait simulated_epoll_wait
 #define eventfd simulated_eventfd
+#define eventfd_write simulated_eventfd_write
+#define eventfd_read simulated_eventfd_read
 #define fcntl simulated_fcntl
 #define ioctl simulated_ioctl
 #define getsockopt simulated_getsockopt

@@ -210,7 +210,8 @@ int simulated_epoll_wait(int set, epoll_event* events, int most, int timeout_ms)
     for (auto& [fd, d] : all()) {
       if (d.set != set || count == most) continue;
       const bool stream = d.kind == Descriptor::kStream;
-      uint32_t found = readable(d) ? uint32_t{EPOLLIN} : 0;
+      uint32_t found = readable(d) ? d.waits.events & uint32_t{EPOLLIN} : 0;
+      if (stream && over(d)) found |= EPOLLHUP;
       if ((d.waits.events & EPOLLOUT) != 0 && stream && writeable(d)) found |= EPOLLOUT;
       if (found != 0) events[count++] = {.events = found, .data = d.waits.data};
       if (stream) next = std::min(next, next_ns(d));
@@ -266,6 +267,16 @@ ssize_t simulated_write(int fd, const void* from, size_t nbytes) {
   ++d.count;
   wake_set(d, world->now_ns);
   return ssize_t(nbytes);
+}
+
+int simulated_eventfd_write(int fd, eventfd_t value) {
+  return simulated_write(fd, &value, sizeof(value)) > 0 ? 0 : -1;
+}
+
+int simulated_eventfd_read(int fd, eventfd_t* value) {
+  point();
+  *value = std::exchange(find(fd)->count, 0);
+  return 0;
 }
 
 int simulated_shutdown(int fd, int) {

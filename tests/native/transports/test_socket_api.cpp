@@ -100,6 +100,70 @@ void in_any_order() {
   if (!soon([&] { return api.test(one); })) expect(false, "neither taken back nor received");
 }
 
+// Frames that come at once, wherever they break off: each message is its own.
+void many_at_once() {
+  const Stranger peer;
+  SocketApi& api = *peer.api;
+  constexpr size_t kMessages = 200;
+  std::string bytes;
+  for (size_t i = 0; i < kMessages; ++i) {
+    const Frame frame{9, kMagic, i % 7 == 0 ? 3000 : i};
+    bytes.append(reinterpret_cast<const char*>(&frame), sizeof(frame));
+    bytes.append(frame.nbytes, char(i));
+  }
+  std::jthread writer([&] { peer.write(bytes.data(), bytes.size()); });
+  for (size_t i = 0; i < kMessages; ++i) {
+    const size_t nbytes = i % 7 == 0 ? 3000 : i;
+    std::string data(nbytes, '?');
+    Request req = 0;
+    api.irecv(data.data(), nbytes, nbytes, 1, 9, req);
+    expect_done(api, req, "one of many");
+    expect(data == std::string(nbytes, char(i)), "message ", i);
+  }
+}
+
+// Tests move what they wait for, without the thread.
+void read_by_tests() {
+  const Sockets both = connect(2);
+  SocketApi api(both[0], {"rank 0", "rank 1"}, SocketApi::kSilenceS, false);
+  const Frame frame{9, kMagic, 2};
+  char data[2] = "";
+  Request req = 0;
+  api.irecv(data, 2, 2, 1, 9, req);
+  for (const std::string_view part :
+       {std::string_view(reinterpret_cast<const char*>(&frame), 5),
+        std::string_view(reinterpret_cast<const char*>(&frame) + 5, 11), std::string_view("ab")}) {
+    expect(!api.test(req), "before all had come");
+    expect(send(both[1][0], part.data(), part.size(), MSG_NOSIGNAL) == ssize_t(part.size()),
+           "send");
+    for (int i = 0; i < 100 && req != 0; ++i) api.test(req);
+  }
+  expect(req == 0 && data[0] == 'a' && data[1] == 'b', "tests have not read it");
+  api.irecv(data, 2, 2, 1, 9, req);
+  ::close(both[1][0]);
+  expect_kind("PeerLost", [&] { expect_done(api, req, "of the dead"); }, "nor that it died");
+  api.cancel(req);
+  expect(api.test(req), "not taken back");
+}
+
+// Once nobody waits any more, the thread reads again.
+void read_again_by_the_thread() {
+  const Stranger peer;
+  SocketApi& api = *peer.api;
+  char data[2] = "";
+  Request req = 0;
+  for (int round = 0; round < 3; ++round) {
+    api.irecv(data, 1, 1, 1, 8, req);
+    for (int i = 0; i < 1000; ++i) expect(!api.test(req), "nothing was sent");
+    peer.message(9, "x");
+    expect(soon([&] { return api.probe(1, 9); }), "nobody has read");
+    peer.message(8, "y");
+    expect_done(api, req, "what was waited for");
+    api.irecv(data, 1, 1, 1, 9, req);
+    expect_done(api, req, "what had come");
+  }
+}
+
 // Whoever sends what is no frame is not read any more; and nothing of former messages is touched.
 void no_frames() {
   for (const auto& [tag, nbytes, magic] : std::vector<Frame>{{13, 0, 0},
@@ -308,6 +372,9 @@ void not_made() {
 
 int main() {
   return main_of({{"in any order", in_any_order},
+                  {"many at once", many_at_once},
+                  {"read by tests", read_by_tests},
+                  {"read again by the thread", read_again_by_the_thread},
                   {"no frames", no_frames},
                   {"breaks off", breaks_off},
                   {"notices of the dead", notices_of_the_dead},
