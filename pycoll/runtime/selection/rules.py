@@ -108,6 +108,7 @@ RULES = (
 _ONE_ROUND = "so few bytes take no time beside a second round"
 _SAME_BYTES = "between two ranks one round sends as few bytes as two"
 _FEW_ROUNDS = "for so few bytes what counts is the number of rounds"
+_NO_CROWD = "one message in each of two rounds costs less than one to every rank in each"
 _LEAST_BYTES = "every rank sends as few bytes as can be, all messages at once"
 _FEW_MESSAGES = "every rank sends few bytes, and to few others"
 _ROOT_FOLDS = "the root folds what the other has not touched; its half of the folds would come back"
@@ -119,8 +120,8 @@ def _any_size(collective: str, names: tuple[str, ...], why: str) -> Rule:
     return Rule(collective, ANY_N, ANY_SIZE, False, names, why)
 
 
+_AT_ONCE = Rule("all_reduce", 4, 2 * K, False, _ONE_SHOT, _ONE_ROUND)
 _ANYWHERE = (
-    Rule("all_reduce", 4, 2 * K, False, _ONE_SHOT, _ONE_ROUND),
     Rule("all_reduce", ANY_N, 2 * K, False, ("recursive_doubling", *_ONE_SHOT), _FEW_ROUNDS),
     Rule("all_reduce", 16, ANY_SIZE, False, _PULL, _LEAST_BYTES),
     _any_size("all_reduce", ("halving_doubling", *_PULL), _FEW_MESSAGES),
@@ -147,6 +148,8 @@ _BINOMIAL = ("binomial", *_SUMS)
 LINK_RULES = (
     Rule("all_reduce", 2, ANY_SIZE, False, _EXCHANGE, _SAME_BYTES),
     _any_size("reduce", _BINOMIAL, _FEW_ROUNDS),
+    _AT_ONCE,
+    Rule("all_reduce", 4, 4 * K, False, _EXCHANGE, _NO_CROWD),
     *_ANYWHERE,
 )
 """The first line that fits a call decides; every collective ends with a line that fits all."""
@@ -155,6 +158,7 @@ ONE_HOST_RULES = (
     Rule("reduce", 2, ANY_SIZE, False, _BINOMIAL, _ROOT_FOLDS),
     Rule("reduce", ANY_N, 512 * K, False, _BINOMIAL, _FEW_ROUNDS),
     _any_size("reduce", _PUSH, _SHARED_FOLDS),
+    _AT_ONCE,
     *_ANYWHERE,
 )
 """Likewise on one host, where messages are so fast that what counts is who folds how much."""
