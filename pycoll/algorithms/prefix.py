@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pycoll.algorithms.copies import keep
 from pycoll.algorithms.direct import in_both_orders
-from pycoll.schedule.ir import ACC, IN, OUT, algorithm, at, fold
+from pycoll.schedule.ir import ACC, IN, OUT, algorithm, at, fold, in_turn
 
 
 def _direct(rank, last, n, tree):
@@ -53,11 +53,13 @@ def scan_chain(rank, n, k):
     Source: Sanders and Träff, "Parallel prefix (scan) algorithms for MPI", EuroPVM/MPI 2006
     (linear pipeline).
     """
-    for step in range(n - 2 + k if n > 1 else 0):
+
+    def add(step):
         block = step + 1 - rank
-        busy = (rank > 0) & (block >= 0) & (block < k)
-        before, mine = at(rank - 1, ACC, block), at(rank, IN, block)
-        yield fold([before, mine], to=at(rank, OUT, block), where=busy)
+        return fold([at(rank - 1, ACC, block), at(rank, IN, block)], to=at(rank, OUT, block))
+
+    first = rank - 1
+    yield in_turn(range(n - 2 + k if n > 1 else 0), add, during=(first, first + k * (rank > 0)))
     yield keep(rank, count=k, where=rank == 0)
 
 
@@ -76,11 +78,14 @@ def exscan_chain(rank, n, k):
     Source: Sanders and Träff, "Parallel prefix (scan) algorithms for MPI", EuroPVM/MPI 2006
     (linear pipeline).
     """
-    for step in range(n - 2 + k if n > 1 else 0):
+
+    def add(step):
         block = step - rank
-        busy = (rank < n - 1) & (block >= 0) & (block < k)
         mine, to = at(rank, IN, block), at(rank + 1, OUT, block)
-        yield [
-            fold(mine, to=to, where=busy & (rank == 0)),
-            fold([at(rank, OUT, block), mine], to=to, where=busy & (rank > 0)),
+        return [
+            fold(mine, to=to, where=rank == 0),
+            fold([at(rank, OUT, block), mine], to=to, where=rank > 0),
         ]
+
+    steps = range(n - 2 + k if n > 1 else 0)
+    yield in_turn(steps, add, during=(rank, rank + k * (rank < n - 1)))

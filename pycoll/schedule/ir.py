@@ -23,7 +23,8 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -43,6 +44,7 @@ from pycoll.schedule.language.pieces import (
     Vector,
     at,
     fold,
+    folds_of,
     in_turn,
     together,
 )
@@ -74,6 +76,15 @@ MAX_LINES = 1 << 18
 _END = object()
 Round = Fold | Sequence[Fold] | Steps
 ChunkCount = Callable[..., int]
+
+
+class Block(NamedTuple):
+    """Consecutive rounds of one form, for the ranks that take part: one round, mostly."""
+
+    folds: list[Fold]  # those of each round, with numbers for each entry in place of each rank
+    rounds: int  # how many
+    round: Vector  # of each entry, counted from the first of these
+    column: np.ndarray | slice  # which of the ranks each entry is of
 
 
 @dataclass(frozen=True)
@@ -240,34 +251,78 @@ class Schedule:
         """
         lines = 0
         for number, (folds, where) in enumerate(self._each_round(rank)):
-            group = [folds] if isinstance(folds, Fold) else folds
-            if not isinstance(group, (list, tuple)) or not all(isinstance(f, Fold) for f in group):
-                raise ScheduleError(
-                    f"{self}: {current_line(where)}round {number} is {folds!r}, "
-                    "expected a fold or a list of folds"
-                )
+            group = self._group(folds, where, number)
             lines += len(group)
-            if lines > MAX_LINES or number >= MAX_LINES:
-                raise ScheduleError(
-                    f"{self}: {current_line(where)}more than {MAX_LINES} folds or rounds"
-                )
-            yield list(group)
+            self._check_lines(max(lines, number + 1), where)
+            yield group
+
+    def blocks(self, ranks: np.ndarray) -> Iterator[Block]:
+        """Yield the rounds for a vector of ranks, those of `in_turn` with ``during`` as one block.
+
+        ScheduleError as in `rounds`.
+        """
+        lines = number = 0
+        for index, (item, where) in enumerate(self._yielded(ranks)):
+            if isinstance(item, Steps) and item.during is not None:
+                found = iter([self._block(index, item, ranks)])
+            else:
+                rounds = self._rounds_of(item, where)
+                found = (Block(self._group(f, where, number), 1, 0, slice(None)) for f in rounds)
+            for block in found:
+                number += block.rounds
+                lines += block.rounds * len(block.folds)
+                self._check_lines(max(lines, number), where)
+                yield block
+
+    def _block(self, index: int, item: Steps, ranks: np.ndarray) -> Block:
+        """Describe steps for those ranks that take part in them, and for no others."""
+        with author_errors(self, self.algorithm.rounds):
+            bounds = [np.broadcast_to(np.asarray(b), ranks.shape) for b in item.during or ()]
+            first, last = np.clip(bounds, item.over.start, max(item.over.start, item.over.stop))
+            length = np.maximum(last - first, 0)
+            column = np.repeat(np.arange(len(ranks)), length)
+            step = np.arange(len(column)) - np.repeat(np.cumsum(length) - length - first, length)
+        again, _ = next(islice(self._yielded(ranks[column]), index, None))
+        with author_errors(self, self.algorithm.rounds):
+            folds = folds_of(again.make(step))
+        return Block(folds, len(item.over), step - item.over.start, column)
+
+    def _group(self, folds: Any, where: Iterator[Any], number: int) -> list[Fold]:
+        """Return the folds of a round."""
+        try:
+            return folds_of(folds)
+        except ScheduleError:
+            raise ScheduleError(
+                f"{self}: {current_line(where)}round {number} is {folds!r}, "
+                "expected a fold or a list of folds"
+            ) from None
+
+    def _check_lines(self, lines: int, where: Iterator[Any]) -> None:
+        if lines > MAX_LINES:
+            raise ScheduleError(
+                f"{self}: {current_line(where)}more than {MAX_LINES} folds or rounds"
+            )
 
     def _each_round(self, rank: Vector) -> Iterator[tuple[Any, Iterator[Any]]]:
         """Yield what stands for each round, and the generator, which knows the line."""
-        function = self.algorithm.rounds
         for item, found in self._yielded(rank):
-            if not isinstance(item, Steps):
-                yield item, found
-                continue
-            with author_errors(self, function):
-                steps = iter([list(item)] if item.at_once and len(item.over) else item)
-            while True:
-                with author_errors(self, function):
-                    folds = next(steps, _END)
-                if folds is _END:
-                    break
+            for folds in self._rounds_of(item, found):
                 yield folds, found
+
+    def _rounds_of(self, item: Any, found: Iterator[Any]) -> Iterator[Any]:
+        """Yield the rounds of one item that the generator has yielded."""
+        if not isinstance(item, Steps):
+            yield item
+            return
+        function = self.algorithm.rounds
+        with author_errors(self, function):
+            steps = iter([list(item)] if item.at_once and len(item.over) else item)
+        while True:
+            with author_errors(self, function):
+                folds = next(steps, _END)
+            if folds is _END:
+                return
+            yield folds
 
     def _yielded(self, rank: Vector) -> Iterator[tuple[Any, Iterator[Any]]]:
         """Yield what the author's generator yields, and the generator."""

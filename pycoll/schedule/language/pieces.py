@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any
 
@@ -181,19 +181,33 @@ def fold(
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Many folds of one form, one for each of a range of steps; see `together` and `in_turn`."""
+    """Folds of one form, for each of a range of steps; see `together` and `in_turn`."""
 
     over: range
-    make: Callable[[Vector], Fold]
+    make: Callable[[Vector], Fold | list[Fold]]
     at_once: bool
+    during: tuple[Vector, Vector] | None = None
 
-    def __iter__(self) -> Iterator[Fold]:
-        """Yield the fold of each step."""
+    def __iter__(self) -> Iterator[Fold | list[Fold]]:
+        """Yield the fold of each step, or its folds."""
         for step in self.over:
             made = self.make(step)
+            if self.during is not None:
+                first, last = self.during
+                acts = (first <= step) & (step < last)
+                yield [replace(f, where=f.where & acts) for f in folds_of(made)]
+                continue
             if not isinstance(made, Fold):
                 raise ScheduleError(f"step {step} is {made!r}, expected a fold")
             yield made
+
+
+def folds_of(made: Any) -> list[Fold]:
+    """Return what makes up a round as a list; ScheduleError if it is something else than folds."""
+    folds = [made] if isinstance(made, Fold) else made
+    if not isinstance(folds, (list, tuple)) or not all(isinstance(f, Fold) for f in folds):
+        raise ScheduleError(f"{made!r} in place of a fold or a list of folds")
+    return list(folds)
 
 
 def together(over: range, make: Callable[[Vector], Fold]) -> Steps:
@@ -207,6 +221,23 @@ def together(over: range, make: Callable[[Vector], Fold]) -> Steps:
     return Steps(over, make, at_once=True)
 
 
-def in_turn(over: range, make: Callable[[Vector], Fold]) -> Steps:
-    """Describe many rounds of one fold each; see `together`."""
-    return Steps(over, make, at_once=False)
+def in_turn(
+    over: range,
+    make: Callable[[Vector], Fold | list[Fold]],
+    *,
+    during: tuple[Vector, Vector] | None = None,
+) -> Steps:
+    """Describe many rounds of one fold each; see `together`.
+
+    Args:
+        over: The steps.
+        make: Returns the fold of a step; with ``during`` also a list of them.
+        during: For each rank, the first step in which it takes part, and the one behind the last.
+            Where these are few, a long chain of ranks is described as fast as a short one.
+
+    Raises:
+        ScheduleError: If there is a ``during``, and the steps are not consecutive.
+    """
+    if during is not None and over.step != 1:
+        raise ScheduleError(f"in_turn(): the steps are {over}, expected one after the other")
+    return Steps(over, make, at_once=False, during=during)

@@ -114,6 +114,8 @@ def relative_lines(yielded: Iterator[Any], n: int, chunks: int, most: int) -> Re
         if max(number, len(columns.lines[0])) + coming > most:
             return None
         if isinstance(item, Steps):
+            if item.during is not None:
+                return None
             with author_errors("steps", item.make):
                 if len(item.over) and not columns.add_steps(number, item):
                     return None

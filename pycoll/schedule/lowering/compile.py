@@ -130,6 +130,15 @@ def _dependences(table: FoldTable, direct: bool, aliased: bool, title: str) -> n
     cell, line, owner, unit, write = _accesses(table, direct, aliased)
     order = np.argsort((cell * (table.lines + 2) + line + 1) * 2 + write, kind="stable")
     cell, line, owner, unit, write = (a[order] for a in (cell, line, owner, unit, write))
+    producer, consumer = _dependent(cell, write)
+    _check_conflicts(title, table, cell, line, owner, unit, producer, consumer)
+    away = owner[producer] != owner[consumer]
+    producer, consumer = producer[away], consumer[away]
+    return np.stack([owner[consumer], line[consumer], owner[producer], line[producer]], axis=1)
+
+
+def _dependent(cell: np.ndarray, write: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Pair the accesses, sorted by cell and line, of which one has to wait for the other."""
     index = np.arange(len(cell))
     starts = np.maximum.accumulate(np.where(np.diff(cell, prepend=-1) != 0, index, 0))
     last = np.maximum.accumulate(np.where(write, index, -1))
@@ -140,11 +149,7 @@ def _dependences(table: FoldTable, direct: bool, aliased: bool, title: str) -> n
     within = (following < len(cell)) & ~write
     within[within] &= cell[following[within]] == cell[within]
     producer = np.concatenate([last[after_write], index[within]])
-    consumer = np.concatenate([index[after_write], following[within]])
-    _check_conflicts(title, table, cell, line, owner, unit, producer, consumer)
-    away = owner[producer] != owner[consumer]
-    producer, consumer = producer[away], consumer[away]
-    return np.stack([owner[consumer], line[consumer], owner[producer], line[producer]], axis=1)
+    return producer, np.concatenate([index[after_write], following[within]])
 
 
 def _accesses(table: FoldTable, direct: bool, aliased: bool) -> tuple[np.ndarray, ...]:
@@ -217,7 +222,7 @@ def _prune(waits: np.ndarray, n: int) -> np.ndarray:
 
 
 def merge_runs(table: FoldTable, complete: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Merge unit folds over consecutive chunks of one fold.
+    """Merge unit folds over consecutive chunks of one fold; a run's length is in chunks.
 
     Returns:
         The order of the units, and for each run its first unit (in that order) and its length.
@@ -231,11 +236,11 @@ def merge_runs(table: FoldTable, complete: np.ndarray) -> tuple[np.ndarray, np.n
         joined[1:] = (b == a + 1) & np.all([k[a] == k[b] for k in keys], axis=0)
         back = np.arange(len(unit)) - arity[unit]
         step = (table.rank == table.rank[back]) & (table.buffer == table.buffer[back])
-        step &= table.chunk == table.chunk[back] + 1
+        step &= table.chunk == table.chunk[back] + table.width[unit - 1]
         whole = np.logical_and.reduceat(step, first) if len(first) else step
         joined[1:] &= whole[b]
     starts = np.flatnonzero(~joined)
-    lengths = np.diff(np.concatenate([starts, [len(order)]]))
+    lengths = np.add.reduceat(table.width[order], starts) if len(starts) else starts
     return order, starts, lengths
 
 

@@ -49,21 +49,32 @@ def message_plan(schedule: Schedule, rank: int, *, apart: bool = False) -> Plan:
     Raises:
         ScheduleError: If a scratch slot, a chunk count or a root is out of range.
     """
-    table = near_table(schedule, rank, whole=True)
-    concerns = table.owner == rank
-    concerns[table.unit[table.rank == rank]] = True
-    return _lower(schedule, table.units(concerns), [rank], apart)[0]
+    return _lower(schedule, _concerning(schedule, rank), rank, apart)[0]
 
 
 def message_plans(schedule: Schedule, *, apart: bool = False) -> list[Plan]:
     """Compile the plans of all ranks; see `message_plan`."""
-    return _lower(schedule, build_table(schedule), range(schedule.n), apart)
+    return _lower(schedule, build_table(schedule), None, apart)
 
 
-def _lower(schedule: Schedule, table: FoldTable, ranks: Sequence[int], apart: bool) -> list[Plan]:
-    runs = _place(schedule, _runs_of(table), apart)
-    moves = _moves(runs)
-    return _emit(schedule, (moves, _folds(runs), _waits(moves)), runs.slots, ranks)
+def _concerning(schedule: Schedule, rank: int) -> FoldTable:
+    """List the folds that a rank executes, reads for or stores for."""
+    table = near_table(schedule, rank, whole=True)
+    concerns = table.owner == rank
+    concerns[table.unit[table.rank == rank]] = True
+    return table.units(concerns)
+
+
+def _lower(schedule: Schedule, table: FoldTable, rank: int | None, apart: bool) -> list[Plan]:
+    """Make the plan of one rank, or of all; what is no longer needed goes: it is the peak."""
+    runs = _runs_of(table)
+    del table
+    runs = _place(schedule, runs, apart)
+    moves = _moves(runs, rank)
+    folds, slots = _folds(runs, rank), runs.slots
+    del runs
+    ranks = range(schedule.n) if rank is None else [rank]
+    return _emit(schedule, (moves, folds, _waits(moves)), slots, ranks)
 
 
 class _Part(NamedTuple):
@@ -96,35 +107,39 @@ def _part(
     return _Part(code, rank, phase, key, instr, operands)
 
 
-def _moves(runs: Runs) -> _Part:
-    """List every message twice, as SEND and as RECV."""
+def _moves(runs: Runs, rank: int | None) -> _Part:
+    """List every message twice, as SEND and as RECV; of one rank, or of all."""
     at = np.flatnonzero(runs.remote)
     run, source = runs.run[at], runs.source[at]
     owner, other = runs.owner[run], runs.rank[at]
     start = runs.first_of(runs.source)[run]
     kept = (runs.nsrc[run] == 1) & ~runs.remote[start]
     phase = np.where(source | kept, _FIRST, _SECOND)
-    sender, receiver = np.where(source, other, owner), np.where(source, owner, other)
     order = np.lexsort((at, owner, runs.line[run]))
     key = np.empty(len(at), np.int64)  # alike in the plans of both ends
     key[order] = np.arange(len(at))
-    there, here = (runs.buffer[at], runs.chunk[at]), (runs.own_buffer[at], runs.own_chunk[at])
-    sent = [np.where(source, a, b) for a, b in zip(there, here, strict=True)]
-    received = [np.where(source, b, a) for a, b in zip(there, here, strict=True)]
+    receiver, sender = np.where(source, owner, other), np.where(source, other, owner)
+    ends = np.concatenate([sender, receiver])
+    end = np.arange(len(ends)) if rank is None else np.flatnonzero(ends == rank)
+    move, receives = end % max(1, len(at)), end >= len(at)
+    there, operand = source[move] != receives, at[move]
     return _part(
-        np.concatenate([sender, receiver]),
-        np.concatenate([phase] * 2),
-        np.concatenate([key] * 2),
-        np.arange(2 * len(at)),
-        [np.concatenate(ends) for ends in zip(sent, received, strict=True)],
-        op=np.repeat([Opcode.SEND.value, Opcode.RECV.value], len(at)),
-        peer=np.concatenate([receiver, sender]),
-        round=np.concatenate([runs.round[run]] * 2),
-        count=np.concatenate([runs.count[run]] * 2),
+        ends[end],
+        phase[move],
+        key[move],
+        np.arange(len(end)),
+        [
+            np.where(there, runs.buffer[operand], runs.own_buffer[operand]),
+            np.where(there, runs.chunk[operand], runs.own_chunk[operand]),
+        ],
+        op=np.where(receives, Opcode.RECV.value, Opcode.SEND.value),
+        peer=np.where(receives, sender[move], receiver[move]),
+        round=runs.round[run[move]],
+        count=runs.count[run[move]],
     )
 
 
-def _folds(runs: Runs) -> _Part:
+def _folds(runs: Runs, rank: int | None) -> _Part:
     """List the folds that remain: all reductions, and copies that a message does not make."""
     remote, size = runs.remote, len(runs.owner)
     own = ~runs.source & ~remote
@@ -138,6 +153,7 @@ def _folds(runs: Runs) -> _Part:
     stored[result] = True
     kept = np.zeros(size, bool)
     kept[runs.run[stored]] = True
+    kept &= True if rank is None else runs.owner == rank
     at = np.flatnonzero((runs.source | stored) & kept[runs.run])
     folds = np.flatnonzero(kept)
     return _part(

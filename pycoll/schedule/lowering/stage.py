@@ -60,8 +60,11 @@ def stage(table: FoldTable, schedule: Schedule) -> tuple[FoldTable, int]:
     is_in, is_out = table.buffer == Buffer.IN.value, table.buffer == Buffer.OUT.value
     chunks = max(1, schedule.chunks)
     cell = table.rank * chunks + table.chunk
-    read_in, read_out = Marks(cell[remote & is_in]), Marks(cell[remote & is_out & ~write])
-    written_out = Marks(cell[remote & is_out & write])
+    width = table.width[table.unit]
+    read_in, read_out, written_out = (
+        Marks(cell[chosen], width[chosen])
+        for chosen in (remote & is_in, remote & is_out & ~write, remote & is_out & write)
+    )
     user = is_in | is_out
     by_others = is_out & written_out.has(cell)
     staged = (remote & user) | by_others
@@ -71,8 +74,8 @@ def stage(table: FoldTable, schedule: Schedule) -> tuple[FoldTable, int]:
     new_chunk = np.where(staged, place, table.chunk)
     new_buffer = np.where(staged | ~user, PlanBuffer.STAGING.value, table.buffer)
     inner = _store_twice(table, new_buffer, new_chunk, twice, place)
-    before = _copies(np.divmod(read_in.cells, chunks), Buffer.IN, slots, line=-1)
-    after = _copies(np.divmod(written_out.cells, chunks), Buffer.OUT, slots, line=table.lines)
+    before = _copies(read_in, chunks, Buffer.IN, slots, line=-1)
+    after = _copies(written_out, chunks, Buffer.OUT, slots, line=table.lines)
     return _join(table, [before, inner, after]), slots.slots
 
 
@@ -89,6 +92,7 @@ def _store_twice(
         "line": table.line,
         "tree": table.tree,
         "combines": table.combines,
+        "width": table.width,
         "nsrc": table.nsrc,
         "ndst": table.ndst + np.bincount(unit[extra], minlength=len(table.ndst)),
         "rank": np.concatenate([table.rank, table.rank[extra]])[order],
@@ -98,10 +102,10 @@ def _store_twice(
 
 
 def _copies(
-    marked: tuple[np.ndarray, np.ndarray], buffer: Buffer, slots: SlotMap, line: int
+    marked: Marks, chunks: int, buffer: Buffer, slots: SlotMap, line: int
 ) -> dict[str, np.ndarray]:
-    """Copy each marked chunk, given by rank and chunk, between array and staging buffer."""
-    rank, chunk = marked
+    """Copy each marked stretch between array and staging buffer."""
+    rank, chunk = np.divmod(marked.cells, chunks)
     ones = np.ones(len(rank), np.int64)
     inward = buffer == Buffer.IN
     pair = [(buffer, chunk), (PlanBuffer.STAGING, slots.slot(buffer, rank, chunk))]
@@ -113,6 +117,7 @@ def _copies(
         "combines": np.zeros(len(rank), bool),
         "nsrc": ones,
         "ndst": ones,
+        "width": marked.numbers,
         "rank": np.repeat(rank, 2),
         "buffer": np.full((len(rank), 2), [int(src), int(dst)]).ravel(),
         "chunk": np.stack([src_chunk, dst_chunk], axis=1).ravel(),

@@ -1,6 +1,7 @@
-"""The folds of a schedule as flat arrays, one entry per chunk.
+"""The folds of a schedule as flat arrays, one entry per chunk, or per stretch of chunks.
 
-A `FoldTable` lists *unit folds*: folds of a single chunk. Unit fold i is executed by ``owner[i]``
+A `FoldTable` lists *unit folds*: folds of a single chunk, or of a stretch of chunks that no other
+access in the table overlaps in part. Unit fold i is executed by ``owner[i]``
 at line ``line[i]`` and uses the operands ``first[i] .. first[i] + nsrc[i] + ndst[i]``, sources
 before destinations. Everything the compiler does is then arithmetic on whole columns.
 
@@ -35,6 +36,7 @@ class FoldTable:
     ndst: np.ndarray
     # ``[units]`` whether the fold has several sources, of which some may not be listed
     combines: np.ndarray
+    width: np.ndarray  # ``[units]`` chunks that each covers
     # rank, buffer, chunk: ``[operands]`` where each operand lives
     rank: np.ndarray
     buffer: np.ndarray
@@ -59,7 +61,7 @@ class FoldTable:
     def units(self, chosen: np.ndarray) -> FoldTable:
         """Return a table of some of the unit folds."""
         operands = chosen[self.unit]
-        per_unit = ("owner", "line", "tree", "nsrc", "ndst", "combines")
+        per_unit = ("owner", "line", "tree", "nsrc", "ndst", "combines", "width")
         return replace(
             self,
             **{name: getattr(self, name)[chosen] for name in per_unit},
@@ -93,11 +95,12 @@ def remote_buffers(schedule: Schedule) -> set[Buffer]:
         return {Buffer(b) for b in distinct(lines.buffer[lines.away(schedule.n)]).tolist()}
     everyone = schedule.all_ranks()
     found: set[Buffer] = set()
-    for folds in schedule.rounds(everyone):
-        for f in folds:
+    for block in schedule.blocks(everyone):
+        owner = everyone[block.column]
+        for f in block.folds:
             for piece in f.pieces:
                 if piece.buffer not in found and piece.rank is not everyone:
-                    away = (np.asarray(piece.rank) - everyone) % schedule.n != 0
+                    away = (np.asarray(piece.rank) - owner) % schedule.n != 0
                     if np.any(away & np.asarray(f.where, bool) & (np.asarray(f.count) > 0)):
                         found.add(piece.buffer)
     return found
@@ -115,11 +118,19 @@ def build_table(schedule: Schedule) -> FoldTable:
     return resolve_acc(table, schedule)
 
 
-def expand(schedule: Schedule, lines: Lines, ranks: np.ndarray) -> FoldTable:
-    """Expand the folds of some ranks; ACC stays."""
-    counts = lines.counts
-    line, column = np.nonzero(counts)
-    fold, offset = spans(counts[line, column])
+def expand(
+    schedule: Schedule,
+    lines: Lines,
+    ranks: np.ndarray,
+    cut: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None,
+) -> FoldTable:
+    """Expand the folds of some ranks; ACC stays.
+
+    ``cut`` is fold, offset and width of the stretches that they are cut into, instead of chunks.
+    """
+    line, column = np.nonzero(lines.counts)
+    fold, offset = spans(lines.counts[line, column]) if cut is None else cut[:2]
+    width = np.ones(len(fold), np.int64) if cut is None else cut[2]
     line, column = line[fold], column[fold]
     unit, position = spans((lines.nsrc + lines.ndst)[line])
     piece, at = lines.first[line[unit]] + position, column[unit]
@@ -134,6 +145,7 @@ def expand(schedule: Schedule, lines: Lines, ranks: np.ndarray) -> FoldTable:
         nsrc=lines.nsrc[line],
         ndst=lines.ndst[line],
         combines=lines.nsrc[line] > 1,
+        width=width,
         rank=lines.rank[piece, at] % schedule.n,
         buffer=buffer,
         chunk=np.where(buffer == Buffer.TMP.value, chunk, chunk % max(1, schedule.chunks)),
@@ -158,32 +170,53 @@ class Lines(NamedTuple):
 
 def lines_of(schedule: Schedule, ranks: np.ndarray) -> Lines:
     """List the folds of some ranks."""
-    rounds = [(i, f) for i, folds in enumerate(schedule.rounds(ranks)) for f in folds]
-    number, folds = [i for i, _ in rounds], [f for _, f in rounds]
-    width = len(ranks)
-
-    def whole(number: Vector) -> Vector:
-        if not isinstance(number, int) and np.shape(number) not in ((), (width,)):
-            raise ScheduleError(
-                f"{schedule}: round {rounds[i][0]}: {number!r} has shape {np.shape(number)}, "
-                f"expected one number, or one for each of {width} ranks"
-            )
-        return number
-
+    blocks = list(schedule.blocks(ranks))
+    folds = [f for block in blocks for f in block.folds * block.rounds]
+    rounds, sizes = np.array([(b.rounds, len(b.folds)) for b in blocks], np.int64).reshape(-1, 2).T
+    number = np.repeat(np.arange(rounds.sum()), np.repeat(sizes, rounds))
     nsrc = np.array([len(f.srcs) for f in folds], np.int64)
     ndst = np.array([len(f.dsts) for f in folds], np.int64)
     line, _ = spans(nsrc + ndst)
-    rank, chunk = np.empty((2, len(line), width), np.int64)
-    buffer = np.empty(len(line), np.int64)
-    counts = np.empty((len(folds), width), np.int64)
-    row = 0
-    for i, f in enumerate(folds):
-        count = whole(f.count)
-        counts[i] = count if f.where is True else np.where(whole(f.where), count, 0)
-        for piece in f.pieces:
-            rank[row], chunk[row] = whole(piece.rank), whole(piece.chunk)
-            buffer[row] = int(piece.buffer)
-            row += 1
+    first = np.cumsum(nsrc + ndst) - nsrc - ndst
+    buffer = np.array([int(p.buffer) for f in folds for p in f.pieces], np.int64)
+    rank, chunk = np.zeros((2, len(line), len(ranks)), np.int64)
+    counts = np.zeros((len(folds), len(ranks)), np.int64)
+    begin = 0
+    for block in blocks:
+        column = block.column
+        whole = _Whole(schedule, begin and int(number[begin - 1]) + 1, len(ranks[column]))
+        for i, f in enumerate(block.folds, begin):
+            at = i + block.round * len(block.folds)
+            count = whole(f.count)
+            counts[at, column] = count if f.where is True else np.where(whole(f.where), count, 0)
+            for row, piece in enumerate(f.pieces):
+                rank[first[at] + row, column] = whole(piece.rank)
+                chunk[first[at] + row, column] = whole(piece.chunk)
+        begin += block.rounds * len(block.folds)
+    _check_counts(schedule, number, counts)
+    tree = np.array([f.tree for f in folds], bool)
+    return Lines(number, tree, nsrc, ndst, first, counts, line, buffer, rank, chunk)
+
+
+class _Whole(NamedTuple):
+    """What numbers of a round have to be: one number, or one for each rank that takes part."""
+
+    schedule: Schedule
+    round: int
+    width: int
+
+    def __call__(self, number: Vector) -> Vector:
+        """Return the number; ScheduleError if there are more or fewer."""
+        if not isinstance(number, int) and np.shape(number) not in ((), (self.width,)):
+            raise ScheduleError(
+                f"{self.schedule}: round {self.round}: {number!r} has shape {np.shape(number)}, "
+                f"expected one number, or one for each of {self.width} ranks"
+            )
+        return number
+
+
+def _check_counts(schedule: Schedule, number: np.ndarray, counts: np.ndarray) -> None:
+    """Raise ScheduleError if a fold covers more chunks than there are, or fewer than none."""
     most = max(1, schedule.chunks, schedule.slots)
     for odd in (counts.min(initial=0), counts.max(initial=0)):
         if not 0 <= odd <= most:
@@ -191,15 +224,12 @@ def lines_of(schedule: Schedule, ranks: np.ndarray) -> Lines:
             raise ScheduleError(
                 f"{schedule}: round {bad}: a fold covers {odd} chunks, expected 0 to {most}"
             )
-    tree = np.array([f.tree for f in folds], bool)
-    first = np.cumsum(nsrc + ndst) - nsrc - ndst
-    round_ = np.array(number, np.int64)
-    return Lines(round_, tree, nsrc, ndst, first, counts, line, buffer, rank, chunk)
 
 
 def check_slots(schedule: Schedule, table: FoldTable) -> None:
     """Raise ScheduleError if a fold names a slot that the schedule does not declare."""
-    bad = (table.buffer == Buffer.TMP.value) & ((table.chunk < 0) | (table.chunk >= schedule.slots))
+    beyond = table.chunk + table.width[table.unit] > schedule.slots
+    bad = (table.buffer == Buffer.TMP.value) & ((table.chunk < 0) | beyond)
     if np.any(bad):
         i = int(np.flatnonzero(bad)[0])
         unit = int(table.unit[i])
