@@ -14,7 +14,7 @@ from pycoll.cli.measure import plan_steps
 from pycoll.cli.run import main_of_pycoll
 from pycoll.errors import ArgumentError
 from pycoll.parallel.analysis.planner import CHOICES, Prediction, check_fixed, plan
-from pycoll.parallel.analysis.workload import Workload, workload
+from pycoll.parallel.analysis.workload import Speed, Workload, workload
 from pycoll.parallel.precision import RECIPES
 from pycoll.runtime.startup.mpi import under_launcher
 from pycoll.schedule.cost.described import describe, per_second
@@ -72,7 +72,7 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def _plan(args: argparse.Namespace, network: str, flops: float) -> list[Prediction]:
+def _plan(args: argparse.Namespace, network: str, flops: float | Speed) -> list[Prediction]:
     given: dict[str, Any] = {name: getattr(args, name) for name in ("memory", "batch", "top")}
     given |= {"network": network, "flops": flops, "precision": args.precision}
     return plan(workload(args.model), args.ranks, fixed=dict(map(_chosen, args.fix)), **given)
@@ -94,15 +94,19 @@ def _measure(args: argparse.Namespace) -> int:
     work = workload(args.model)
     with pycoll.init() as comm:
         network = args.network or plan_steps.network(comm)
-        flops = (
-            per_second(args.flops) if args.flops else plan_steps.speed(comm, work, args.precision)
-        )
+        if args.flops:
+            speed = Speed({1: per_second(args.flops)})
+        else:
+            speed = plan_steps.speed(comm, work, args.batch, args.precision)
         rows = []
-        for each in _plan(args, network, flops):
+        for each in _plan(args, network, speed):
             found = plan_steps.measured(comm, work, each.layout, args.precision)
             rows.append(_row(each, work, args.batch)[:5] + plan_steps.row(each, found))
         if comm.rank == 0:
-            print(f"{network}, {flops / 1e9:.3g} G operations/s of each of {args.ranks} ranks")
+            speeds = ", ".join(f"{s / 1e9:.3g} G ({b})" for b, s in speed.flops.items())
+            rest = f"{1e9 * speed.update_s:.3g} ns a parameter and step"
+            print(f"{network}, of each of {args.ranks} ranks (sequences of a micro-batch):")
+            print(f"{speeds} operations/s, and {rest}")
             head = ["mesh", "zero", "recompute", "micro-batches", "schedule", "predicted", "step"]
             head += ["off", "predicted", "peak of the ledger", "off"]
             print(table(head, rows, right=range(5, 11)))

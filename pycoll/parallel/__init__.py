@@ -2,7 +2,7 @@
 
 from pycoll.parallel.analysis.estimate import Estimate, estimate
 from pycoll.parallel.analysis.planner import Prediction, plan
-from pycoll.parallel.analysis.workload import Workload
+from pycoll.parallel.analysis.workload import Speed, Workload
 from pycoll.parallel.channels import Ledger
 from pycoll.parallel.checkpoint import Loaded, Saving, load, save
 from pycoll.parallel.elastic.run import Change, Elastic
@@ -60,6 +60,7 @@ __all__ = [
     "Scalars",
     "Sequential",
     "Served",
+    "Speed",
     "StepReport",
     "TopK",
     "WarmupCosine",

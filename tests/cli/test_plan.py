@@ -31,7 +31,8 @@ def test_layouts_are_measured_here(jobs):
     words += "--memory 1G --batch 4 --precision fp32 --top 2 --fix micro_batch=2 --measure".split()
     done = jobs.python("-m", "pycoll", *words, OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stderr
-    head, names, *rows = done.stdout.splitlines()
-    assert "operations/s of each of 2 ranks" in head
+    head, speeds, names, *rows = done.stdout.splitlines()
+    assert "of each of 2 ranks" in head
+    assert all(f"({size})" in speeds for size in (1, 2, 4))  # up to the whole batch
     assert "peak of the ledger" in names
     assert len(rows) == 2

@@ -10,8 +10,8 @@ import numpy as np
 
 from pycoll.comm import Communicator
 from pycoll.parallel import DataParallel
-from pycoll.parallel.analysis.planner import Layout, Prediction
-from pycoll.parallel.analysis.workload import Workload
+from pycoll.parallel.analysis.planner import MICRO_BATCHES, Layout, Prediction
+from pycoll.parallel.analysis.workload import Speed, Workload
 from pycoll.parallel.gpt import GPT, TransformerConfig
 from pycoll.parallel.mesh import Mesh
 from pycoll.parallel.pipeline.engine import Pipeline
@@ -53,15 +53,27 @@ def measured(comm: Communicator, work: Workload, layout: Layout, precision: str)
     return Measured(float(slowest[0]), int(slowest[1]))
 
 
-def speed(comm: Communicator, work: Workload, precision: str) -> float:
-    """Return the operations per second of a rank while all ranks compute, by steps of one layer."""
+def speed(comm: Communicator, work: Workload, batch: int, precision: str) -> Speed:
+    """Return how fast a rank computes while all ranks do, by steps of one layer.
+
+    A step of three micro-batches has two more than one of a single one; what is left of that is the
+    step's own.
+    """
     one = replace(work, layers=1)
-    layout = Layout({"dp": 1, "pp": 1, "tp": 1}, 1, 1, 0, "none", None)
+    flops = 3 * (one.layer_flops() + one.logits_flops())
+    found, rest = {}, []
     with comm.split(color=comm.rank) as alone:
-        comm.barrier()
-        took = measured(alone, one, layout, precision).seconds
-    slowest = float(comm.all_reduce(np.array([took]), op="max")[0])
-    return 3 * (one.layer_flops() + one.logits_flops()) / slowest
+        for size in (size for size in MICRO_BATCHES if size <= batch):
+            took = []
+            for times in (1, 3):
+                layout = Layout({"dp": 1, "pp": 1, "tp": 1}, size, times, 0, "none", None)
+                comm.barrier()
+                took.append(measured(alone, one, layout, precision).seconds)
+            single, triple = comm.all_reduce(np.array(took), op="max").tolist()
+            each = max(triple - single, 0.1 * triple) / 2
+            found[size] = size * flops / each
+            rest.append(single - each)
+    return Speed(found, max(0.0, statistics.median(rest)) / one.parameters, overlap=False)
 
 
 def network(comm: Communicator) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 from pycoll.algorithms import find as find_algorithm
 from pycoll.errors import ArgumentError
 from pycoll.parallel.analysis.estimate import Estimate, estimate
-from pycoll.parallel.analysis.workload import Workload, workload
+from pycoll.parallel.analysis.workload import Speed, Workload, workload
 from pycoll.parallel.pipeline.registry import find
 from pycoll.parallel.pipeline.timing import Costs, simulate
 from pycoll.parallel.precision import dtype_of, recipe
@@ -27,10 +27,13 @@ from pycoll.schedule.cost.simulate import simulate as simulate_collective
 
 SCHEDULES = ("1f1b", "interleaved:2", "zb_h1")
 CHOICES = ("dp", "pp", "tp", "micro_batch", "zero", "recompute", "schedule")
+MICRO_BATCHES = (1, 2, 4, 8, 16)
+"""Sizes of a micro-batch that are looked at, in sequences."""
 MOST_OPERATIONS = 4096
 """Micro-batches times stages of which a pipeline is simulated whole."""
 _PARTS = {
     "compute": "computation",
+    "update": "updates of parameters",
     "recompute": "computing again",
     "tensor": "tensor-parallel sums",
     "bubble": "bubble and transfers of the pipeline",
@@ -125,7 +128,7 @@ def plan(
     memory: float,
     batch: int,
     network: str = "rails",
-    flops: float = 140e12,
+    flops: float | Speed = 140e12,
     precision: str = "bf16",
     top: int = 5,
     fixed: Mapping[str, Any] | None = None,
@@ -138,7 +141,7 @@ def plan(
         memory: Bytes of each rank.
         batch: Sequences of a step, over all ranks.
         network: Its description, as for ``pycoll simulate``.
-        flops: Floating-point operations per second that a rank achieves.
+        flops: Floating-point operations per second that a rank achieves; or its `Speed`.
         precision: Name of a recipe.
         top: How many meshes.
         fixed: What is chosen already, by the names of `CHOICES`, such as ``{"tp": 8, "zero": 1}``.
@@ -148,9 +151,9 @@ def plan(
     """
     for name, value in (("ranks", ranks), ("batch", batch), ("top", top)):
         check_number(name, value, "[1, inf)", whole=True)
-    for name, value in (("memory", memory), ("flops", flops)):
-        check_number(name, value, "(0, inf)")
-    planner = _Planner(workload(model), fabric(network, ranks), batch, flops, precision)
+    check_number("memory", memory, "(0, inf)")
+    speed = flops if isinstance(flops, Speed) else Speed({1: flops})
+    planner = _Planner(workload(model), fabric(network, ranks), batch, speed, precision)
     found = planner.fitting(memory, top, fixed or {})
     if not found:
         raise ArgumentError(
@@ -174,9 +177,9 @@ class _Planner:
     """Everything that layouts of one run have in common."""
 
     def __init__(
-        self, work: Workload, network: Fabric, batch: int, flops: float, precision: str
+        self, work: Workload, network: Fabric, batch: int, speed: Speed, precision: str
     ) -> None:
-        self.work, self.network, self.batch, self.flops = work, network, batch, flops
+        self.work, self.network, self.batch, self.speed = work, network, batch, speed
         self.precision = precision
         kinds = recipe(precision)
         self.bytes = dtype_of(kinds.compute or kinds.parameter).itemsize
@@ -197,7 +200,7 @@ class _Planner:
         for tp in (t for t in _divisors(n) if not (work.heads % t or work.vocabulary % t)):
             for pp in (p for p in _divisors(n // tp) if p <= work.layers):
                 dp = n // (tp * pp)
-                for micro in (1, 2, 4, 8, 16):
+                for micro in MICRO_BATCHES:
                     if self.batch % (dp * micro):
                         continue
                     m = self.batch // (dp * micro)
@@ -242,7 +245,7 @@ class _Planner:
         work, mesh = self.work, layout.mesh
         tp, pp, b, m = mesh["tp"], mesh["pp"], layout.micro_batch, layout.micro_batches
         layers = work.layers / pp
-        rate = b / (tp * self.flops)
+        rate = b / tp / self.speed.flops_of(b / tp)
         forward = rate * (layers * work.layer_flops() + work.logits_flops() / pp)
         again = {"none": 0.0, "selective": work.attention_flops(), "full": work.layer_flops()}
         repeated = rate * layers * again[layout.recompute]
@@ -264,6 +267,8 @@ class _Planner:
             if exact:
                 total, bubble = self.timing(layout.schedule, pp, m, costs)
             parts["bubble"] = max(0.0, total - work_s)
+        shared = tp * pp * (mesh["dp"] if layout.zero else 1)
+        parts["update"] = self.parameters / shared * self.speed.update_s
         parts["data"] = self._data_s(layout, m, forward + ahead, 2 * forward + repeated + back)
         return parts, bubble
 
@@ -275,6 +280,8 @@ class _Planner:
         reduced = self.collective_s(dp, near, self.parameters / near * self.gradient_bytes)
         gathered = self.collective_s(dp, near, self.parameters / near * self.bytes)
         half, whole = reduced / 2, gathered / 2  # a reduce-scatter, and an all-gather
+        if not self.speed.overlap:
+            ahead = back = 0.0
         if layout.zero == 3:
             return max(0.0, m * (half + 2 * whole) - m * (ahead + back))
         if layout.zero == 2:

@@ -13,6 +13,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from pycoll.errors import ArgumentError
 from pycoll.parallel.analysis.dry_run import DryComm
 from pycoll.parallel.gpt import GPT
@@ -94,6 +96,39 @@ class Workload:
     def logits_bytes(self, sequences: int, tp: int) -> float:
         """Bytes of logits of ``sequences`` and their gradient, a ``tp``-th part, in float32."""
         return 8.0 * self.sequence * sequences * self.vocabulary / tp
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How fast a rank computes.
+
+    Attributes:
+        flops: Floating-point operations per second, by the sequences of a micro-batch. A tensor-
+            parallel rank does a part of them, as if it had a part of the sequences. In between it
+            goes with the logarithm of the size; beyond, it stays.
+        update_s: Seconds of a step for each parameter that the rank updates, on top.
+        overlap: Whether passes hide sums over data-parallel ranks. Where processors do both, the
+            time of each adds up.
+    """
+
+    flops: Mapping[int, float]
+    update_s: float = 0.0
+    overlap: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse what is no speed; ArgumentError."""
+        if not self.flops:
+            raise ArgumentError("flops is empty, expected a speed for some size of micro-batches")
+        for size, value in self.flops.items():
+            check_number("a micro-batch of flops", size, "[1, inf)", whole=True)
+            check_number("flops", value, "(0, inf)")
+        check_number("update_s", self.update_s, "[0, inf)")
+
+    def flops_of(self, sequences: float) -> float:
+        """Return the operations per second with micro-batches of a size."""
+        sizes = sorted(self.flops)
+        speeds = [self.flops[size] for size in sizes]
+        return float(np.interp(np.log2(sequences), np.log2(sizes), speeds))
 
 
 def _count(shape: tuple[int, ...]) -> int:

@@ -7,7 +7,7 @@ from pycoll.algorithms import find
 from pycoll.errors import ArgumentError
 from pycoll.parallel import DataParallel, Mesh, Pipeline, Workload, estimate, plan
 from pycoll.parallel.analysis import planner
-from pycoll.parallel.analysis.workload import workload
+from pycoll.parallel.analysis.workload import Speed, workload
 from pycoll.parallel.gpt import GPT, TransformerConfig
 from pycoll.schedule.cost.described import fabric
 from pycoll.schedule.cost.groups import Groups
@@ -205,3 +205,47 @@ def test_what_is_refused(change, error):
 def test_workloads_that_are_none(given, error):
     with pytest.raises(ArgumentError, match=error):
         workload(given)
+
+
+def test_speed_goes_with_the_size_of_micro_batches():
+    """Two ranks of tensor parallelism compute half of a micro-batch each."""
+    speed = Speed({1: 1e9, 4: 3e9})
+    found = small_plan(flops=speed, network="switch:bw=1000T,latency=0s", fixed={"pp": 1})
+    assert found[0].layout.micro_batch == 4  # the smallest that is fastest
+    assert found[0].parts["compute"] == pytest.approx(
+        small_plan(flops=3e9, fixed={"pp": 1})[0].parts["compute"]
+    )
+    for tp, expected in ((1, 2e9), (2, 1e9)):
+        fixed = {"tp": tp, "pp": 1, "micro_batch": 2}
+        one = small_plan(flops=speed, fixed=fixed)[0].parts["compute"]
+        assert one == pytest.approx(small_plan(flops=expected, fixed=fixed)[0].parts["compute"])
+
+
+def test_updates_are_divided_as_the_optimizer_is():
+    seconds = {
+        zero: small_plan(flops=Speed({1: 1e9}, update_s=1e-6), fixed={"dp": 4, "zero": zero})[0]
+        for zero in (0, 1)
+    }
+    assert seconds[0].parts["update"] == pytest.approx(1e-6 * SMALL.parameters)
+    assert seconds[1].parts["update"] == pytest.approx(1e-6 * SMALL.parameters / 4)
+
+
+@pytest.mark.parametrize("zero", range(4))
+def test_without_overlap_sums_take_their_whole_time(zero):
+    fixed, slow = {"dp": 4, "zero": zero}, "switch:bw=100M"
+    hidden, whole = (
+        small_plan(flops=Speed({1: 1e9}, overlap=overlap), network=slow, fixed=fixed)[0]
+        for overlap in (True, False)
+    )
+    assert hidden.parts["data"] < whole.parts["data"]
+    sent = whole.sent["dp"] / 100e6
+    assert whole.parts["data"] == pytest.approx(sent, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"flops": {}}, {"flops": {0: 1e9}}, {"flops": {1: 0.0}}, {"flops": {1: 1e9}, "update_s": -1}],
+)
+def test_what_is_no_speed_is_refused(options):
+    with pytest.raises(ArgumentError):
+        Speed(**options)
