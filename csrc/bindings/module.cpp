@@ -140,6 +140,7 @@ PYBIND11_MODULE(_C, m) {
   bind_arrays(m);
   bind_memory(m);
   bind_optim(m);
+  bind_routes(m);
   bind_message_engine(m);
   m.def("sizes",
         [] { return py::make_tuple(sizeof(Instr), sizeof(Operand), kDTypeCount, kReduceOpCount); });

@@ -1,8 +1,9 @@
 // The kernels of one instruction set as a table, and which table this process uses: that of the
 // widest instruction set that its CPU has.
 //
-// isa_base.cpp, isa_avx2.cpp and isa_avx512.cpp compile the same two files for each instruction
-// set: fold/fold_kernels.inl and optim/optim_kernels.inl. Read fold/fold.h first.
+// isa_base.cpp, isa_avx2.cpp and isa_avx512.cpp compile the same files for each instruction
+// set: fold/fold_kernels.inl, routes/routes_kernels.inl and optim/optim_kernels.inl. Read
+// fold/fold.h first.
 #pragma once
 
 #include <cstdlib>
@@ -32,6 +33,11 @@ struct FoldArgs {
 
 using FoldKernel = void (*)(const FoldArgs& args);
 
+// out[i] = (weights[0] * rows[0][i] + weights[1] * rows[1][i]) + ... of `count` elements and k >= 1
+// rows, in the accumulation type, which weights have, rounded once; see routes/routes.h.
+using WeighKernel = void (*)(const char* const* rows, const void* weights, size_t k, char* out,
+                             size_t count);
+
 enum FoldShape { kShapeSerial = 0, kShapeTree = 1 };
 
 using OptimKernel = void (*)(const OptimArgs& args);
@@ -56,6 +62,7 @@ struct Kernels {
   OptimKernel steps[kOptimKindCount][kOptimPairs];
   UnscaleKernel unscale[kOptimFloats];  // f32, f16, bf16, f64
   ExtractKernel extract[2];             // f32, f64
+  WeighKernel weigh[kOptimFloats];      // f32, f16, bf16, f64
 };
 
 // Weak: a build for the processor of one machine has one of them only (PYCOLL_ISA in setup.py).

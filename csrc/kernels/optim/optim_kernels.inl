@@ -17,6 +17,7 @@ inline Vec<T, N> square_root(Vec<T, N> v) {
 
 #define PYCOLL_FORMULA PYCOLL_INLINE
 #include "kernels/optim/optim_formulas.inl"
+#include "kernels/routes/routes_kernels.inl"
 
 // N elements from element i on.
 template <OptimKind K, typename T, typename G, typename C, int N>
@@ -168,6 +169,9 @@ constexpr Kernels make_kernels(const char* name) {
   const UnscaleKernel unscales[kOptimFloats] = {unscale<float, float>, unscale<float, Half>,
                                                 unscale<float, BFloat>, unscale<double, double>};
   for (int i = 0; i < kOptimFloats; ++i) table.unscale[i] = unscales[i];
+  const WeighKernel weighs[kOptimFloats] = {weigh<float>, weigh<Half>, weigh<BFloat>,
+                                            weigh<double>};
+  for (int i = 0; i < kOptimFloats; ++i) table.weigh[i] = weighs[i];
   table.extract[0] = extract<float>;
   table.extract[1] = extract<double>;
   return table;

@@ -34,8 +34,9 @@ from pycoll.types import Kind, ReduceOp
 
 _MAX_TABLES = 16
 Rows = Sequence[int]
-Make = Callable[[], torch.Tensor]
+Make = Callable[[], Any]
 """Runs a checked call, with the group's lock held, and returns its result."""
+Use = Callable[[np.ndarray], torch.Tensor]
 
 
 def rows_of(x: torch.Tensor) -> torch.Tensor:
@@ -139,6 +140,45 @@ class RaggedCollectives(Collectives):
 
         return self._make("all_to_allv", prepare, timeout)
 
+    def show_made(
+        self, what: str, make: Callable[[], tuple[torch.Tensor, Any]], use: Use
+    ) -> torch.Tensor:
+        """Let every rank read what each rank has put into symmetric memory.
+
+        Args:
+            what: The name of the call, for errors.
+            make: Returns a row of numbers for the other ranks, of one length, and what has to
+                stay until they have used it. If it raises, see `gather_made`.
+            use: Gets the rows of all ranks, ``[world_size, ...]``, and returns the result. Until it
+                has returned on all ranks, what they show stays.
+        """
+
+        def whole() -> torch.Tensor:
+            request = self._caller.request(Kind.ALL_GATHER, opts)
+            self._caller.session.call_site = request.site
+            row, shown = make()
+            found: list[torch.Tensor] = []
+
+            def read() -> None:
+                found.append(use(self._gather_equal(request, row).numpy()))
+                self._caller.calls.barrier(request.site, request.timeout_s)
+
+            self._caller.in_parts(read, 2)()
+            del shown
+            return found[0]
+
+        opts = c10d.AllgatherOptions()
+        return self._make(what, lambda _: whole, None)
+
+    @property
+    def heap(self) -> _C.Heap | None:
+        """The symmetric memory of all ranks, which `show_made` is for, if they share a host."""
+        return self._caller.session.memory.heap if self._caller.calls.direct else None
+
+    def block(self, nbytes: int) -> np.ndarray:
+        """Return memory that all ranks can reach, for `show_made`."""
+        return self._caller.session.memory.empty(nbytes, np.uint8)
+
     def exchange_made(self, what: str, make: Make, sent: np.ndarray) -> torch.Tensor:
         """Do `all_to_allv` with what `make` makes; if it raises, see `gather_made`.
 
@@ -217,15 +257,13 @@ class RaggedCollectives(Collectives):
             v_variants.reduce_scatter(self._caller.session, *arguments, request.timeout_s, **kept)
         return out
 
-    def _make(
-        self, what: str, prepare: Callable[[Any], Make], timeout: float | None
-    ) -> torch.Tensor:
+    def _make(self, what: str, prepare: Callable[[Any], Make], timeout: float | None) -> Any:
         """Check and make a synchronous call and return its result."""
         opts = c10d.AllgatherOptions()
         opts.asyncOp = False
         if timeout is not None:
             opts.timeout = timedelta(seconds=timeout)
-        made: list[torch.Tensor] = []
+        made: list[Any] = []
 
         def first() -> tuple[Callable[[], None], list[torch.Tensor]]:
             make = prepare(opts)

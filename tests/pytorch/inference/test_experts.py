@@ -5,12 +5,21 @@ import pytest
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
+import worlds_torch  # noqa: E402
+from pycoll import _C  # noqa: E402
 from pycoll.torch import BackendArgumentError  # noqa: E402
 from pycoll.torch.inference import combine, dispatch  # noqa: E402
 from worlds_torch import run_group  # noqa: E402
 
 HIDDEN, EXPERTS = 6, 12
 TOKENS = {2: [5, 3], 3: [4, 0, 9], 4: [1, 8, 2, 7]}
+
+
+@pytest.fixture(params=["one host", "two hosts"], autouse=True)
+def hosts(request, monkeypatch):
+    """Rows go through shared memory, or in messages."""
+    if request.param == "two hosts":
+        monkeypatch.setattr(worlds_torch, "HOSTS", (0, 1, 1, 0))
 
 
 def problem(n, k, dtype):
@@ -39,7 +48,8 @@ def whole(x, ids, weights):
         total = None
         for j in range(ids.shape[1]):
             y = x[t] * scale(int(ids[t, j]))
-            part = y.float() * weights[t, j]
+            wide = torch.promote_types(y.dtype, torch.float32)
+            part = y.to(wide) * weights[t, j].to(wide)
             total = part if total is None else total + part
         out.append(total.to(x.dtype))
     return torch.stack(out) if out else torch.empty_like(x)
@@ -55,7 +65,7 @@ def local(rows, counts, rank, n):
 def test_against_one_process(n):
     def body(rank, n):
         for k in (1, 2, 5):
-            for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
                 ranks = problem(n, k, dtype)
                 x, ids, weights = ranks[rank]
                 sent = dispatch(x, ids, weights, EXPERTS)
@@ -161,3 +171,78 @@ def test_what_does_not_fit_is_refused_on_every_rank():
         own, ["topk_ids are no", "x is", "integers", "multiple", "y has"], strict=True
     ):
         assert word in text
+
+
+@pytest.mark.parametrize("width", [1, 7, 16, 64, 131])
+def test_every_instruction_set_adds_alike(width):
+    def body(rank, n):
+        made = torch.Generator().manual_seed(rank)
+        ids = torch.stack([torch.randperm(EXPERTS, generator=made)[:5] for _ in range(6)])
+        weights = torch.rand(6, 5, generator=made)
+        before = _C.optim_isa()
+        for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+            x = torch.randn(6, width, generator=made).to(dtype)
+            want = whole(x, ids, weights)
+            for isa in ("base", "avx2", "avx512"):
+                if _C.optim_force_isa(isa):
+                    sent = dispatch(x, ids, weights, EXPERTS)
+                    got = combine(local(sent.rows, sent.counts, rank, n), sent)
+                    assert torch.equal(got, want), (isa, dtype)
+            _C.optim_force_isa(before)
+
+    run_group(2, body)
+
+
+def test_experts_may_answer_in_rows_of_another_kind():
+    def body(rank, n):
+        x, ids, weights = problem(n, 2, torch.bfloat16)[rank]
+        sent = dispatch(x, ids, weights, EXPERTS)
+        y = sent.rows.float().repeat(1, 2)
+        wanted = (x.float().repeat(1, 2).unsqueeze(1) * weights.unsqueeze(2)).sum(1)
+        assert torch.equal(combine(y, sent), wanted)
+        counted = combine(y.to(torch.int32), sent)  # types that only PyTorch adds up
+        assert counted.dtype == torch.int32
+
+    run_group(2, body)
+
+
+def test_rows_that_differ_between_ranks():
+    def body(rank, n):
+        x, ids, weights = problem(n, 2, torch.float32)[rank]
+        for odd in (x.double(), x[:, :3]):
+            group = dist.new_group()  # between hosts it ends
+            with pytest.raises(dist.DistBackendError, match="differ") as told:
+                dispatch(odd if rank else x, ids, weights, EXPERTS, group=group)
+            assert not isinstance(told.value, BackendArgumentError)
+        sent = dispatch(x, ids, weights, EXPERTS)
+        with pytest.raises(dist.DistBackendError, match="differ"):
+            combine(sent.rows.double() if rank else sent.rows, sent)
+
+    run_group(2, body)
+
+
+def test_no_narrowing_makes_an_expert():
+    def body(rank, n):
+        x, ids, weights = problem(n, 2, torch.float32)[rank]
+        with pytest.raises(dist.DistBackendError, match="topk_ids are no experts"):
+            dispatch(x, ids + (1 << 32), weights, EXPERTS)
+
+    run_group(2, body)
+
+
+def test_a_rank_that_leaves_takes_no_rows_along(monkeypatch):
+    """Not before all others have read them: nobody sees memory that was used for something else."""
+    monkeypatch.setattr(worlds_torch, "HOSTS", ())
+
+    def body(rank, n):
+        x = torch.full((512, 4096), float(rank + 1))
+        ids = torch.arange(512).view(-1, 1) % n
+        sent = dispatch(x, ids, torch.ones(512, 1), n)
+        mine = sent.rows.view(n, -1)
+        whole = combine(sent.rows, sent)
+        group = dist.group.WORLD
+        dist.destroy_process_group()
+        del sent, group
+        return torch.equal(whole, x) and mine[:, 0].tolist() == [1.0, 2.0, 3.0]
+
+    assert run_group(3, body) == [True] * 3
