@@ -26,7 +26,7 @@ BUILD_TEMP = f"build/objects-{sys.implementation.cache_tag}"
 # Bindings are compiled together: alone, each would compile most of pybind11 again. What runs in
 # every call is optimized; the rest converts arguments, and compiles faster without.
 BINDINGS = {
-    "objects": ["control", "memory", "messages", "module", "optim", "routes"],
+    "objects": ["control", "kernels", "memory", "messages", "module"],
     "calls": ["address_call", "arguments", "dlpack", "fast_method", "fast_path"],
 }
 NATIVE = os.environ.get("PYCOLL_ISA") == "native"

@@ -36,9 +36,8 @@ void bind_address_call(pybind11::module_& m);
 void bind_arrays(pybind11::module_& m);          // arguments.cpp
 void bind_control(pybind11::module_& m);         // control.cpp
 void bind_memory(pybind11::module_& m);          // memory.cpp
-void bind_optim(pybind11::module_& m);           // optim.cpp
+void bind_kernels(pybind11::module_& m);         // kernels.cpp
 void bind_p2p(pybind11::module_& m);             // messages.cpp
-void bind_routes(pybind11::module_& m);          // routes.cpp
 void bind_message_engine(pybind11::module_& m);  // messages.cpp
 
 using Release = pybind11::call_guard<Unlocked>;

@@ -139,8 +139,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("fold_isa", &isa_name);
   bind_arrays(m);
   bind_memory(m);
-  bind_optim(m);
-  bind_routes(m);
+  bind_kernels(m);
   bind_message_engine(m);
   m.def("sizes",
         [] { return py::make_tuple(sizeof(Instr), sizeof(Operand), kDTypeCount, kReduceOpCount); });

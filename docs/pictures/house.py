@@ -78,14 +78,14 @@ BOXES = (
     Box("pycoll/algorithms", "one idea a file", GREEN, LEFT, 2.8, WIDE, 0.85),
     Box("pycoll/schedule", "what moves, and its proof", BLUE, LEFT, 1.05, WIDE, 0.85),
     Box("words", "what every part shares", GREY, LEFT, -0.77, WIDE, 0.62, WORDS),
-    Box("csrc/bindings", "pycoll._C", GREY, CORE, 5.3, NARROW, 0.62),
-    Box("csrc/p2p", "send and recv", YELLOW, CORE, 4.46, NARROW, 0.62),
-    Box("csrc/transports", "messages of plans", VIOLET, CORE, 2.95, NARROW, 1.29),
-    Box("csrc/engine", "runs plans", ORANGE, CORE, 2.11, NARROW, 0.62),
-    Box("csrc/memory", "shared memory", BLUE, CORE, 1.27, NARROW, 0.62),
-    Box("csrc/kernels", "folds", GREEN, CORE, 0.07, NARROW, 0.98),
+    Box("csrc/bindings", "pycoll._C", GREY, CORE, 5.61, NARROW, 0.62),
+    Box("csrc/p2p", "send and recv", YELLOW, CORE, 4.77, NARROW, 0.62),
+    Box("csrc/transports", "messages of plans", VIOLET, CORE, 3.26, NARROW, 1.29),
+    Box("csrc/engine", "runs plans", ORANGE, CORE, 2.42, NARROW, 0.62),
+    Box("csrc/memory", "shared memory", BLUE, CORE, 1.58, NARROW, 0.62),
+    Box("csrc/kernels", "folds", GREEN, CORE, 0.07, NARROW, 1.29),
     Box("csrc/base", "errors, types", GREY, CORE, -0.77, NARROW, 0.62),
-    Box("csrc/cuda", "the device library", VIOLET, DEVICE, 2.04, NARROW, 1.6),
+    Box("csrc/cuda", "the device library", VIOLET, DEVICE, 2.5, NARROW, 1.6),
 )
 CALL = (
     ("pycoll/comm/communicator.py", "the method: a signature, no body"),
@@ -217,7 +217,7 @@ def draw(axes: Any, counts: dict[str, dict[str, int]], uses: set[tuple[str, str]
         DEVICE + 0.9, 6.66, "libpycoll_cuda.so", family="monospace", size=9, color=INK, ha="right"
     )
     axes.text(LEFT, 13.35, "Python, pycoll/", size=12, weight="bold", color=INK)
-    axes.text(CORE, 6.05, "C++, csrc/", size=12, weight="bold", color=INK)
+    axes.text(CORE, 6.36, "C++, csrc/", size=12, weight="bold", color=INK)
     draw_call(axes)
     legend = "A → B: A uses B. What follows from other\narrows is not drawn. Numbers count files."
     legend += "\nRed points upwards: to be turned." if uses - down else ""

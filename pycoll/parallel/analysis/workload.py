@@ -125,7 +125,7 @@ class Speed:
         check_number("update_s", self.update_s, "[0, inf)")
 
     def flops_of(self, sequences: float) -> float:
-        """Return the operations per second with micro-batches of a size."""
+        """Return the operations per second with micro-batches of ``sequences``."""
         sizes = sorted(self.flops)
         speeds = [self.flops[size] for size in sizes]
         return float(np.interp(np.log2(sequences), np.log2(sizes), speeds))
