@@ -95,8 +95,9 @@ class TaggedMessages:
         try:
             self._wait_or_abort(self._sent(x, message), limit)
             return received.wait(limit)
-        except CollTimeout:
-            received.forget()
+        except BaseException:  # the caller may change `out` then
+            if self._engine is not None:
+                received.forget()
             raise
 
     def probe(self, src: int, tag: int, limit: float) -> MessageInfo:

@@ -62,6 +62,30 @@ def test_shifts(run):
     assert all(run(3, ranks))
 
 
+def test_a_failed_send_ends_the_receive(run):
+    """What comes afterwards goes to the next receive, not into the array of the failed call."""
+
+    def ranks(comm):
+        if comm.rank == 1:
+            comm.barrier()
+            comm.send(np.full(3, 7.0), 0)
+            return True
+
+        def fails(*_):
+            raise PeerLeft("rank 1 has left")
+
+        out, later = np.zeros(3), np.zeros(3)
+        send, comm._session._sent = comm._session._sent, fails
+        with pytest.raises(PeerLeft):
+            comm.sendrecv(np.ones(3), 1, out, 1)
+        comm._session._sent = send
+        comm.barrier()
+        comm.recv(later, 1, timeout=20)
+        return out.tolist() == [0] * 3 and later.tolist() == [7] * 3
+
+    assert all(run(2, ranks))
+
+
 def test_a_look_at_what_comes(run):
     def ranks(comm):
         left, right = neighbours(comm)

@@ -172,9 +172,14 @@ struct Player : Caller {
     fill(in, call, 0, count);
     if (postbox != nullptr) {
       const Postbox::Ticket coming = postbox->recv(out, count * 8, 1, int32_t(left), call);
-      const Postbox::Ticket going = postbox->send(in, count * 8, 1, right, call);
-      if (going != 0) postbox->wait(going, kTimeout);
-      postbox->wait(coming, kTimeout);
+      try {
+        const Postbox::Ticket going = postbox->send(in, count * 8, 1, right, call);
+        if (going != 0) postbox->wait(going, kTimeout);
+        postbox->wait(coming, kTimeout);
+      } catch (const Error&) {
+        postbox->forget(coming);
+        throw;
+      }
     } else {
       const auto send = [&] { boxes.send(in, count * 8, 1, right, call, kTimeout); };
       const auto receive = [&] { boxes.recv(out, count * 8, 1, int32_t(left), call, kTimeout); };
