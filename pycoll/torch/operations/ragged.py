@@ -176,7 +176,7 @@ class RaggedCollectives(Collectives):
         return self._caller.session.memory.heap if self._caller.calls.direct else None
 
     def block(self, nbytes: int) -> np.ndarray:
-        """Return memory that all ranks can reach, for `show_made`."""
+        """Return ``nbytes`` of memory that all ranks can reach, for `show_made`."""
         return self._caller.session.memory.empty(nbytes, np.uint8)
 
     def exchange_made(self, what: str, make: Make, sent: np.ndarray) -> torch.Tensor:
