@@ -38,15 +38,17 @@ class Places:
     """The places that a rank touches elsewhere, IN and OUT being one, and whether it writes."""
 
     def __init__(self, schedule: Schedule, own: FoldTable, rank: int) -> None:
-        self.n, self.chunks, self.focus = schedule.n, max(1, schedule.chunks), rank
-        self.span = max(self.chunks, schedule.slots) + 1
+        self.n: int = schedule.n
+        self.chunks: int = max(1, schedule.chunks)
+        self.focus: int = rank
+        self.span: int = max(self.chunks, schedule.slots) + 1
         away = own.rank != rank
         number = self.number(own.rank[away], own.buffer[away] == _TMP, own.chunk[away])
-        self.cell = distinct(number)
-        self.written = np.zeros(len(self.cell), bool)
+        self.cell: np.ndarray = distinct(number)
+        self.written: np.ndarray = np.zeros(len(self.cell), bool)
         self.written[np.searchsorted(self.cell, number[own.is_write[away]])] = True
         # Places whose inputs it reads: others may read the results there.
-        self.asked = np.zeros(len(self.cell), bool)
+        self.asked: np.ndarray = np.zeros(len(self.cell), bool)
         inputs = one_of(own.buffer[away], INPUTS)
         self.asked[np.searchsorted(self.cell, number[inputs & ~own.is_write[away]])] = True
 
