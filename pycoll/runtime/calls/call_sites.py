@@ -10,8 +10,10 @@ from types import CodeType, FrameType
 from pycoll.errors import sendable
 
 _MAX_KNOWN = 4096
-_MAKERS = {"init": "pycoll.init()", "split": "split()", "dup": "dup()"}
+_MAKERS = {"init": "pycoll.init() at ", "split": "split() at ", "dup": "dup() at "}
 """Functions of pycoll that a program calls, and that make calls of their own, by name."""
+MADE_FOR = tuple(_MAKERS.values())
+"""How the place of a call begins that such a function makes."""
 
 
 class CallSites:
@@ -79,7 +81,6 @@ def _maker(frame: FrameType | None, end: FrameType) -> str:
     found = ""
     while frame is not None and frame is not end:
         if f"{frame.f_globals.get('__name__')}.".startswith(("pycoll.start.", "pycoll.comm.")):
-            name = _MAKERS.get(frame.f_code.co_name)
-            found = f"{name} at " if name else found
+            found = _MAKERS.get(frame.f_code.co_name, found)
         frame = frame.f_back
     return found

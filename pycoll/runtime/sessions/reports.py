@@ -12,6 +12,7 @@ from typing import Any
 
 from pycoll import _C, errors
 from pycoll.algorithms import ALGORITHMS
+from pycoll.runtime.calls.call_sites import MADE_FOR
 from pycoll.runtime.calls.descriptors import FLAG_DIRECT, FLAG_INPUT, FLAG_READ, TWO_LEVELS
 from pycoll.schedule.lowering.plan import DONE, ENTERED, FAILED
 from pycoll.types import Kind, Order, ReduceOp, type_name
@@ -158,7 +159,9 @@ def _where(rank: dict) -> str:
 
 def made_at(call: object, site: str) -> str:
     """Name a call and its place; of one that pycoll makes for its `init`, that."""
-    return site if " at " in site else f"{call} at {site}" if site else str(call)
+    if site.startswith(MADE_FOR):
+        return site
+    return f"{call} at {site}" if site else str(call)
 
 
 def blame(said: Mapping[int, object]) -> str:

@@ -236,6 +236,18 @@ def test_a_rank_that_does_not_come(library, plan, peers):
         run(library, world, [call, Call(ONE_SHOT, n, "float32", 8)], seed=4)
 
 
+def mismatches(library, given, seed):
+    """Make calls of peers, one of specs for each rank; return the records of who did not fit."""
+    with World(library, len(given), peers=True) as world:
+        ins = [np.ones(80, np.float32) for _ in given]
+        outs = [np.zeros(80, np.float32) for _ in given]
+        library.schedule(seed)
+        world.launch(world.call(given), ins, outs, timeout_ms=50, method=LOW_LATENCY)
+        world.synchronize()
+        records = [world.error(rank) for rank in world.failed()]
+        return [record for record in records if record.kind == MISMATCH]
+
+
 def test_calls_that_do_not_match(library):
     """Another size, another type of the same size, another form: named, whoever comes first."""
     n = 3
@@ -247,18 +259,19 @@ def test_calls_that_do_not_match(library):
 
     for other in ((48, "float32"), (80, "float32"), (64, "int32")):
         for seed in range(6):
-            with World(library, n, peers=True) as world:
-                ins = [np.ones(80, np.float32) for _ in range(n)]
-                outs = [np.zeros(80, np.float32) for _ in range(n)]
-                given = [specs(64, "float32") if rank else specs(*other) for rank in range(n)]
-                library.schedule(seed)
-                world.launch(world.call(given), ins, outs, timeout_ms=50, method=LOW_LATENCY)
-                world.synchronize()
-                records = [world.error(rank) for rank in world.failed()]
-                named = [record for record in records if record.kind == MISMATCH]
-                assert named
-                assert all(0 in (record.rank, record.peer) for record in named)
-                assert all(record.expected != record.seen for record in named)
+            given = [specs(64, "float32") if rank else specs(*other) for rank in range(n)]
+            named = mismatches(library, given, seed)
+            assert named
+            assert all(0 in (record.rank, record.peer) for record in named)
+            assert all(record.expected != record.seen for record in named)
+
+
+def is_refused(library, entry, n, length):
+    """See that a call that is asked for packets is an error."""
+    with World(library, n) as world:
+        call = Call(entry, n, "float32", length)
+        with pytest.raises(DeviceError, match="low-latency protocol cannot run this call"):
+            world.launch(world.call(call.specs), call.ins, call.outs, method=LOW_LATENCY)
 
 
 def test_where_packets_cannot_be_sent_they_are_refused(library):
@@ -266,10 +279,7 @@ def test_where_packets_cannot_be_sent_they_are_refused(library):
         (4, find("all_reduce", "ring"), 8),
         (8, ONE_SHOT, 20_000),
     ):
-        with World(library, n) as world:
-            call = Call(entry, n, "float32", length)
-            with pytest.raises(DeviceError, match="low-latency protocol cannot run this call"):
-                world.launch(world.call(call.specs), call.ins, call.outs, method=LOW_LATENCY)
+        is_refused(library, entry, n, length)
     with World(library, 2) as world:
         handles = world.call(Call(find("all_reduce", "ring"), 2, "int32", 4, op="max").specs)
         with pytest.raises(DeviceError, match="no kernel of its own"):

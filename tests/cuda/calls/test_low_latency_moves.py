@@ -1,14 +1,12 @@
 """all_gather, all_to_all and broadcast in packets, compiled for the host."""
 
-import numpy as np
 import pytest
 
 from cuda.calls.test_device import Call, run
+from cuda.calls.test_low_latency import is_refused, mismatches
 from device_library import (
     INTERPRET,
     LOW_LATENCY,
-    MISMATCH,
-    DeviceError,
     Library,
     World,
     host_library,
@@ -142,7 +140,7 @@ def test_the_size_decides(library):
     for collective, name in PLANS:
         for n in (2, 3, 8):
             entry = find(collective, name)
-            blocks = OWN in (COLLECTIVES[collective].in_layout,) or collective == "all_to_all"
+            blocks = COLLECTIVES[collective].in_layout == OWN or collective == "all_to_all"
             most = MOST // 4 // (n - 1)  # elements of what goes to one rank
             with World(library, n, peers=n == 3) as world:
                 for more, chosen in ((0, True), (1, False)):
@@ -162,22 +160,12 @@ def test_calls_that_do_not_match(library):
 
     for other in ((48, 0), (64, 1)):
         for seed in range(6):
-            with World(library, n, peers=True) as world:
-                ins = [np.ones(80, np.float32) for _ in range(n)]
-                outs = [np.zeros(80, np.float32) for _ in range(n)]
-                given = [specs(64, 0) if rank else specs(*other) for rank in range(n)]
-                library.schedule(seed)
-                world.launch(world.call(given), ins, outs, timeout_ms=50, method=LOW_LATENCY)
-                world.synchronize()
-                named = [world.error(rank) for rank in world.failed()]
-                named = [record for record in named if record.kind == MISMATCH]
-                assert named
-                assert all(0 in (record.rank, record.peer) for record in named)
+            given = [specs(64, 0) if rank else specs(*other) for rank in range(n)]
+            named = mismatches(library, given, seed)
+            assert named
+            assert all(0 in (record.rank, record.peer) for record in named)
 
 
 def test_where_packets_cannot_be_sent_they_are_refused(library):
     for n, entry, length in ((4, find("all_gather", "ring"), 8), (8, PUSH, 20_000)):
-        with World(library, n) as world:
-            call = Call(entry, n, "float32", length)
-            with pytest.raises(DeviceError, match="low-latency protocol cannot run this call"):
-                world.launch(world.call(call.specs), call.ins, call.outs, method=LOW_LATENCY)
+        is_refused(library, entry, n, length)
