@@ -80,7 +80,7 @@ if "clang" in os.environ.get("CXX", ""):
 extension = Pybind11Extension(
     "pycoll._C",
     units(),
-    depends=[*HEADERS, "setup.py"],
+    depends=[*SOURCES, *HEADERS, "setup.py"],
     include_dirs=["csrc"],
     cxx_std=20,
     extra_compile_args=[

@@ -1,11 +1,17 @@
 """A soak: random collectives, sizes and faults for as long as you like. Not collected by pytest.
 
-``python tests/chaos.py --minutes 10 [--seed 1]``. Every round starts a world of random size, runs
-random correct calls against the oracle, and ends with a random fault or none. It stops at the first
-surprise and prints the seed that repeats it.
+    python tests/chaos.py --minutes 10 [--transport tcp]
+    python tests/chaos.py --rounds 2000 --seed 1
+
+Every round starts a world of random size, runs random correct calls against the oracle, and ends
+with a random fault or none. It stops at the first surprise and prints the seed that repeats it.
+Over TCP the ranks take themselves to be on several hosts. Who waits in vain there asks all ranks
+for a second, and those ask others in turn: errors of a rank that is stopped take longer than on one
+host.
 """
 
 import argparse
+import json
 import os
 import random
 import signal
@@ -13,6 +19,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -25,7 +32,11 @@ import oracle  # noqa: E402
 from faults import BOUND_S, Event  # noqa: E402
 from pycoll import errors  # noqa: E402
 from pycoll.algorithms import ALGORITHMS  # noqa: E402
+from pycoll.comm import Communicator  # noqa: E402
 from pycoll.config import Config  # noqa: E402
+from pycoll.runtime.startup import tcp_job  # noqa: E402
+from pycoll.runtime.startup.bootstrap import Place  # noqa: E402
+from pycoll.runtime.startup.hosts import Card, own_network  # noqa: E402
 from pycoll.testing import RankFailed, run_processes  # noqa: E402
 
 FAULTS = [
@@ -41,14 +52,14 @@ FAULTS = [
     "abort",
 ]
 EXPECTED = {
-    "kill": errors.PeerLost,
-    "exit": errors.PeerLost,
-    "raise": errors.PeerLeft,
-    "close": errors.PeerLeft,
-    "interrupt": errors.Revoked,
-    "stop": errors.CollTimeout,
-    "mismatch": errors.MismatchError,
-    "abort": errors.Revoked,
+    "kill": (errors.PeerLost,),
+    "exit": (errors.PeerLost,),
+    "raise": (errors.PeerLeft,),
+    "close": (errors.PeerLeft,),
+    "interrupt": (errors.Revoked, errors.PeerLeft),  # the latter outside of calls
+    "stop": (errors.CollTimeout,),
+    "mismatch": (errors.MismatchError,),
+    "abort": (errors.Revoked,),
 }
 
 
@@ -105,11 +116,12 @@ class Fault:
             comm.close()
         elif self.kind == "interrupt":
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            threading.Timer(0.01, os.kill, (pid, signal.SIGINT)).start()
             try:
+                threading.Timer(0.01, os.kill, (pid, signal.SIGINT)).start()
                 comm.recv(np.empty(1), comm.rank)
-            except KeyboardInterrupt:
+            except KeyboardInterrupt as error:  # on a busy machine maybe before the call
                 self._event.happens()
+                comm.__exit__(type(error), error, None)
         elif self.kind == "stop":
             if os.fork() == 0:
                 time.sleep(self.limit_s + 1.2)
@@ -126,7 +138,7 @@ class Fault:
         x = np.ones(100_000 if self.large else 3000, np.float32)
         limit = self.limit_s if self.kind == "stop" else None
         if self.messages:  # who waits for the victim may end the job, or leave, before others hear
-            error = EXPECTED[self.kind], errors.Revoked, errors.PeerLeft
+            error = (*EXPECTED[self.kind], errors.Revoked, errors.PeerLeft)
             _expect(error, lambda: _forever(lambda x, timeout: around(comm, x, timeout), x, limit))
         else:
             call = comm.broadcast if self.large else comm.all_reduce
@@ -195,32 +207,85 @@ def draw(rng, n):
     return todo, [rng.randrange(10 ** rng.randrange(1, 8)) for _ in range(rng.randrange(8))]
 
 
+def hosts_of(rng, n):
+    """Return a number of a host for each of two ranks or more: one each, or two in all."""
+    two = sorted([0, 1, *(rng.randrange(2) for _ in range(n - 2))])
+    return rng.choice([list(range(n)), two])
+
+
+class Meeting:
+    """How ranks of a communicator that share memory meet to connect over TCP."""
+
+    def __init__(self, comm):
+        self._comm, self.pids = comm, {}
+
+    def exchange(self, topic, value):
+        mine = json.dumps([topic, value]).encode().ljust(4096)
+        rows = self._comm.all_gather(np.frombuffer(mine, np.uint8))
+        found = [json.loads(row.tobytes()) for row in rows.reshape(-1, len(mine))]
+        assert {there for there, _ in found} == {topic}
+        return [value for _, value in found]
+
+
+def over_tcp(comm, hosts, config):
+    """Return a communicator of the same ranks, as if they were on these hosts; close this one."""
+    meeting, rank, n = Meeting(comm), comm.rank, comm.world_size
+    own = {**asdict(Card.own()), "host": f"host {hosts[rank]}", "network": own_network()}
+    members = meeting.exchange("card", {**own, "word": os.urandom(8).hex()})
+    place = Place(rank, n, "localhost", 0)
+    session = tcp_job._join(meeting, members, place, config, None, "what only these ranks know")
+    comm.barrier()
+    comm.close()
+    return Communicator(session)
+
+
+def play_over_tcp(comm, hosts, config, *part):
+    """What one rank does in a round over TCP; return what went wrong."""
+    with over_tcp(comm, hosts, config) as connected:
+        return play(connected, *part)
+
+
+def play_round(seed, transport, bound_s):
+    """Play a round; return its number of ranks and its fault, and what was wrong."""
+    rng = random.Random(seed)
+    n = rng.choice([1, 2, 2, 3, 4, 5, 6] if transport == "shm" else [2, 2, 3, 4, 5, 6])
+    todo, sizes = draw(rng, n)
+    fault, limit_s = Fault(rng, n), max(10.0, 3 * (bound_s or 0))
+    config = Config(limit_s, rng.choice([4096, 65_536, 262_144]), 1 << 28)
+    part, about = (play, todo, sizes, fault), ""
+    if transport == "tcp":
+        hosts = hosts_of(rng, n)
+        part, about = (play_over_tcp, hosts, config, *part[1:]), f" on hosts {hosts}"
+    if bound_s is not None:
+        fault.bound_s, fault.limit_s = bound_s, max(fault.limit_s, bound_s / 10)
+    dies = [fault.victim] if fault.kind in ("kill", "exit") else []
+    about = f"{n} ranks{about}, fault {fault.kind} of rank {fault.victim}"
+    try:
+        results = run_processes(n, *part, config=config, may_die=dies, timeout=6 * limit_s)
+        wrong = [line for result in results if isinstance(result, list) for line in result]
+    except RankFailed as error:
+        wrong = [str(error)]
+    return fault.kind, about, wrong
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=1.0)
-    parser.add_argument("--seed", type=int, default=None, help="repeat one round")
+    parser.add_argument("--rounds", type=int, help="play so many instead; one if there is a seed")
+    parser.add_argument("--seed", type=int, help="of the first round")
+    parser.add_argument("--transport", choices=["shm", "tcp"], default="shm")
+    parser.add_argument("--bound", type=float, help="seconds until all have heard, by default 1")
     args = parser.parse_args()
+    rounds = args.rounds or (1 if args.seed is not None else None)
+    first = args.seed if args.seed is not None else int(time.time()) << 20
     until, seen = time.monotonic() + 60 * args.minutes, Counter()
-    seed = args.seed if args.seed is not None else int(time.time()) << 20
-    while time.monotonic() < until:
-        rng = random.Random(seed)
-        n = rng.choice([1, 2, 2, 3, 4, 5, 6])
-        todo, sizes = draw(rng, n)
-        fault = Fault(rng, n)
-        config = Config(10, rng.choice([4096, 65_536, 262_144]), 1 << 28)
-        dies = [fault.victim] if fault.kind in ("kill", "exit") else []
-        try:
-            results = run_processes(n, play, todo, sizes, fault, config=config, may_die=dies)
-            wrong = [line for result in results if isinstance(result, list) for line in result]
-        except RankFailed as error:
-            wrong = [str(error)]
+    while (time.monotonic() < until) if rounds is None else (seen.total() < rounds):
+        seed = first + seen.total()
+        kind, about, wrong = play_round(seed, args.transport, args.bound)
         if wrong:
-            sys.exit(f"--seed {seed}: {n} ranks, fault {fault.kind}\n" + "\n".join(wrong))
-        seen[fault.kind] += 1
-        if args.seed is not None:
-            break
-        seed += 1
-    sys.stdout.write(f"{sum(seen.values())} rounds without a surprise: {dict(seen)}\n")
+            sys.exit(f"--seed {seed}: {about}\n" + "\n".join(wrong))
+        seen[kind] += 1
+    sys.stdout.write(f"{seen.total()} rounds without a surprise: {dict(seen)}\n")
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ Engine::~Engine() {
   }
   try {
     close();
-  } catch (const Error&) {  // what is left to release does not depend on it
+  } catch (const std::exception&) {  // what is left to release does not depend on it
     if (helper() != nullptr) helper()->stop();
   }
 }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <system_error>
 
+#include "base/never_freed.h"
 #include "memory/board.h"
 
 namespace pycoll {
@@ -301,7 +302,7 @@ void Postbox::close() {
   {
     std::unique_lock lock(mutex_, std::try_to_lock);
     if (static_cast<uint64_t>(getpid()) != pid_) {
-      static_cast<void>(new std::thread(std::move(thread_)));  // never joined, never destroyed
+      never_free(std::move(thread_));      // never joined, never destroyed
       static_cast<void>(work_.release());  // its end would wait for the parent's thread
       return;
     }

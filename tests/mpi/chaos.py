@@ -61,9 +61,9 @@ def take_part(world, seed, path, bound_s):
     part = world.Split(0 if world.rank < n else MPI.UNDEFINED, world.rank)
     if part == MPI.COMM_NULL:
         return fault.kind, []
-    cell_bytes = rng.choice([4096, 65_536, 262_144])
+    sizes_of = {"cell_bytes": rng.choice([4096, 65_536, 262_144]), "heap_bytes": 1 << 28}
     try:
-        comm = on_hosts(hosts, part, timeout_s=10, cell_bytes=cell_bytes, heap_bytes=1 << 28)
+        comm = on_hosts(hosts, part, timeout_s=max(10.0, 3 * bound_s), **sizes_of)
         wrong = chaos.play(comm, todo, sizes, fault)
         comm.close()
     except BaseException:

@@ -4,7 +4,7 @@
 
 extern "C" const char* __lsan_default_suppressions();
 extern "C" const char* __lsan_default_suppressions() {
-  return "leak:MessageTask::~MessageTask\n"
+  return "leak:MessageTask::MessageTask\n"
          "leak:MessageLink::free_buffer\nleak:MessageLink::receive_eager\n"
          "leak:MessagePostbox::receive_payload\n"
          "leak:SocketApi::isend\nleak:SocketApi::irecv\n";

@@ -20,7 +20,7 @@ thread=(-fsanitize=thread -Wno-tsan)  # it knows no fences, and need not
 pick=. watched=.  # tests that are run; sources that the sanitizer watches
 case $mode in
   plain) flags=(-O2) ;;
-  asan) flags=(-O1 -g "${address[@]}") ;;
+  asan) flags=(-O1 -g -fno-omit-frame-pointer "${address[@]}") ;;
   tsan) flags=(-O1 -g "${thread[@]}") ;;
   short)
     bash tests/native/run.sh short-asan

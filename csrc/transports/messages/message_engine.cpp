@@ -49,7 +49,7 @@ MessageEngine::~MessageEngine() {
   }
   try {
     close();
-  } catch (const Error&) {  // what is left to release does not depend on it
+  } catch (const std::exception&) {  // what is left to release does not depend on it
   }
   if (helper_ != nullptr) helper_->stop();
 }
@@ -378,7 +378,9 @@ void MessageEngine::close() {
 }
 
 bool MessageEngine::others_departed() const {
-  return std::count(departed_.begin(), departed_.end(), true) + 1 >= int64_t{world_size_};
+  uint32_t here = 0;
+  for (uint32_t peer = 0; peer < world_size_; ++peer) here += !departed(peer);
+  return here <= 1;
 }
 
 // Waits until notices have left, and messages of users if this rank leaves. Eager messages of calls

@@ -181,6 +181,9 @@ class MessageEngine {
   [[noreturn]] void raise_refused();
   void check_signals(Pulse pulse);
   void flush(uint64_t patience_ns, bool mail = false);
+  // Whether a rank has closed this communicator, or left it; or all of its communicators, of which
+  // this one may not have been: it had no memory for it, or none to tell.
+  bool departed(uint32_t peer) const { return departed_[peer] || link_.left(peer); }
   bool others_departed() const;
 
   MessageLink link_;

@@ -120,7 +120,8 @@ void MessageEngine::check_call(const MessageTask& task, Pulse pulse) {
   }
   if (deadline_ns_ == 0) deadline_ns_ = deadline_after(job_.timeout_s);
   const auto peer = static_cast<uint32_t>(std::max(0, waiting.peer));
-  if (waiting.peer >= 0 && departed_[peer] && now - waiting_since_ns_ >= kClosedGraceNs) {
+  const bool late = now - waiting_since_ns_ >= kClosedGraceNs;
+  if (waiting.peer >= 0 && late && departed(peer)) {
     fail(Cause::kLeft, peer, "it closed its communicator while others waited for it");
   }
   if (waiting.peer >= 0 && now - waiting_since_ns_ >= kQuestionNs) question(peer);
@@ -307,7 +308,7 @@ bool MessageEngine::check(int32_t peer, Pulse pulse) {
   poll();
   check_signals(pulse);
   const std::lock_guard lock(mutex_);
-  if (peer >= 0) return departed_[static_cast<uint32_t>(peer)];
+  if (peer >= 0) return departed(static_cast<uint32_t>(peer));
   return peer == kAnyRank && world_size_ > 1 && others_departed();
 }
 

@@ -30,27 +30,28 @@ MessageLink::MessageLink(std::shared_ptr<Transport> api, std::vector<int> member
 }
 
 MessageLink::~MessageLink() {
-  std::vector<Request> open;
-  for (std::vector<ReceiveSlot>& lane : slots_) {
-    for (ReceiveSlot& slot : lane) {
-      if (slot.posted && !slot.complete) open.push_back(slot.request);
-    }
-  }
+  bool over = false;
   try {
+    std::vector<Request> open;
+    for (std::vector<ReceiveSlot>& lane : slots_) {
+      for (ReceiveSlot& slot : lane) {
+        if (slot.posted && !slot.complete) open.push_back(slot.request);
+      }
+    }
     cancel_receives(open);
-  } catch (const Error&) {
-    open.resize(1);  // the transport no longer answers; keep the memory it may write to
+    over = open.empty();
+  } catch (const std::exception&) {  // no memory, or the transport no longer answers
   }
   const bool answers = fork_guard_.at_home() && !api_->ended();
   for (SendBuffer& b : buffers_) {
     try {
       if (answers && sent(b)) continue;
-    } catch (const Error&) {  // likewise
+    } catch (const std::exception&) {  // likewise
     }
     if (b.busy) b.buffer.release();  // nobody receives it any more, but it may still be read
   }
-  if (open.empty()) return;
-  for (std::vector<ReceiveSlot>& lane : slots_) {
+  if (over) return;
+  for (std::vector<ReceiveSlot>& lane : slots_) {  // the transport may still write to it
     for (ReceiveSlot& slot : lane) slot.buffer.release();
   }
 }

@@ -76,6 +76,7 @@ class MessageLink {
   // `departed`.
   int32_t first_lost(const std::vector<bool>& departed) const;
   Loss loss(uint32_t peer) const { return api_->loss(members_[peer]); }
+  bool left(uint32_t peer) const { return api_->left(members_[peer]); }
   // A rank that the transport knows to be dead, or -1. Throws nothing.
   int32_t find_dead(const std::vector<bool>& departed);
 

@@ -23,16 +23,15 @@ void each_part(uint64_t nbytes, F&& f) {
 
 MessagePostbox::~MessagePostbox() {
   close();
-  std::vector<Request> receives;
-  for (const Message& m : arrived_) {
-    receives.insert(receives.end(), m.requests.begin(), m.requests.end());
-  }
-  if (receives.empty()) return;
   bool over = false;
   try {
-    engine_->link().cancel_receives(receives);
+    std::vector<Request> receives;
+    for (const Message& m : arrived_) {
+      receives.insert(receives.end(), m.requests.begin(), m.requests.end());
+    }
+    if (!receives.empty()) engine_->link().cancel_receives(receives);
     over = receives.empty();
-  } catch (const Error&) {  // the transport no longer answers
+  } catch (const std::exception&) {  // no memory, or the transport no longer answers
   }
   for (Message& m : arrived_) {
     if (!over && !m.requests.empty()) m.own.release();  // it may still be written to

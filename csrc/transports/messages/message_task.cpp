@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/erase_done.h"
+#include "base/never_freed.h"
 
 namespace pycoll {
 namespace {
@@ -49,26 +50,28 @@ MessageTask::MessageTask(MessageLink& link, const BoundCall& call, const void* i
 }
 
 MessageTask::~MessageTask() {
-  std::vector<Request> receives;
-  std::vector<std::unique_ptr<char[]>> bounces;
-  bool sends = false;
+  bool sends = false, over = false;
+  try {
+    std::vector<Request> receives;
+    for (const Window& window : windows_) {
+      for (const Transfer& t : window.open) {
+        const bool receive = Opcode(t.instr->op) == Opcode::kRecv;
+        if (!t.eager && receive) receives.push_back(t.request);
+        sends = sends || !receive;
+      }
+    }
+    if (!receives.empty()) link_.cancel_receives(receives);
+    over = receives.empty();
+  } catch (const std::exception&) {  // no memory, or the transport no longer answers
+  }
+  const bool used = sends || !over;  // by the transport, for good
   for (Window& window : windows_) {
     for (Transfer& t : window.open) {
-      const bool receive = Opcode(t.instr->op) == Opcode::kRecv;
-      if (!t.eager && receive) receives.push_back(t.request);
-      sends = sends || !receive;
-      if (t.bounce != nullptr) bounces.push_back(std::move(t.bounce));
+      if (used) t.bounce.release();
     }
     window.open.clear();
   }
-  if (receives.empty() && !sends) return;
-  try {
-    link_.cancel_receives(receives);
-  } catch (const Error&) {  // the transport no longer answers
-  }
-  if (receives.empty() && !sends) return;
-  for (std::unique_ptr<char[]>& b : bounces) b.release();
-  static_cast<void>(new std::vector<char>(std::move(scratch_.cells)));
+  if (used) never_free(std::move(scratch_.cells));
 }
 
 EagerHeader MessageTask::header(uint32_t nbytes) const {

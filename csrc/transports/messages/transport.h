@@ -41,6 +41,8 @@ class Transport {
   virtual void cancel(Request& request) = 0;
   // Of a transport that notices by itself that ranks have died, whoever this rank waits for.
   virtual Loss loss(int) { return {}; }
+  // Whether a rank has said that it sends nothing more, where it can say so.
+  virtual bool left(int) { return false; }
   // Ends the connection to a rank that has sent what no rank sends; returns how it was lost.
   virtual Loss reject(int rank, const std::string& why) {
     return {0, "TransportError", "rank " + std::to_string(rank) + " has sent " + why};

@@ -31,6 +31,7 @@ constexpr uint32_t kLooksToRead = 16;      // tests in a row until a test reads
 constexpr uint32_t kMostLookedAt = 8;      // peers that tests read: a read costs 0.3 us
 constexpr int kEndMs = 1;                  // with fewer tests than these the thread reads again
 constexpr uint32_t kFewLooks = 4;
+constexpr size_t kFaultBytes = 120;  // of a text, for which there may be no memory later
 
 // Tag of the notices of the communicator to which a tag belongs.
 int notices_of(int tag) { return tag - tag % kLanes + static_cast<int>(Lane::kNotice); }
@@ -71,6 +72,7 @@ void SocketApi::open(const std::vector<std::string>& names) {
   for (size_t r = 0; r < peers_.size(); ++r) {
     Peer& p = peers_[r];
     p.name = names.at(r);
+    p.fault.reserve(kFaultBytes);
     if (p.socket < 0) {
       own_name_ = p.name;
       continue;

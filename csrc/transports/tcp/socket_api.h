@@ -43,6 +43,7 @@ class SocketApi : public Transport {
   bool probe(int src, int tag) override;
   void cancel(Request& req) override;
   Loss loss(int rank) override;
+  bool left(int rank) override;
   Loss reject(int rank, const std::string& why) override;
 
   // Says goodbye behind what is queued, and waits until the systems of the others have all of it:

@@ -5,8 +5,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
+#include "base/never_freed.h"
 #include "base/wait.h"
 #include "transports/tcp/silence.h"
 #include "transports/tcp/socket_api.h"
@@ -23,11 +25,16 @@ Loss SocketApi::loss(int rank) {
   return describe_loss(peer(rank));
 }
 
+bool SocketApi::left(int rank) {
+  const std::lock_guard lock(mutex_);
+  return peer(rank).said_goodbye;
+}
+
 // Ends a connection: its rank has died, or has sent what no rank sends (`fault`).
 void SocketApi::lose(Peer& p, std::string_view fault) {
   if (p.lost) return;
   p.lost = true;
-  p.fault = fault;
+  p.fault = fault.substr(0, p.fault.capacity());  // there may be no memory for more
   if (!fault.empty()) p.said_goodbye = false;
   if (!p.said_goodbye && p.socket >= 0) p.loss_order = ++losses_;
   end_look(p);
@@ -90,7 +97,7 @@ uint64_t SocketApi::unsent() {
 
 void SocketApi::close(double patience_s) {
   if (getpid() != pid_) {
-    if (thread_.joinable()) static_cast<void>(new std::thread(std::move(thread_)));
+    never_free(std::move(thread_));
     return;
   }
   {
@@ -99,8 +106,12 @@ void SocketApi::close(double patience_s) {
     closing_ = true;
     for (Peer& p : peers_) {
       if (p.socket < 0 || p.lost) continue;
-      p.queue.push_back({{kGoodbye, kMagic, 0}, nullptr, 0, nullptr});
-      send_queued(p);
+      try {
+        p.queue.push_back({{kGoodbye, kMagic, 0}, nullptr, 0, nullptr});
+        send_queued(p);
+      } catch (const std::bad_alloc&) {
+        lose(p);
+      }
     }
   }
   const WaitPolicy sleeping{.spins = 0, .yield_us = 0};

@@ -264,6 +264,29 @@ void notice_beside_a_death(const Host& me) {
   engine->leave("over");
 }
 
+// Rank 1 has no memory to make the communicator, and ends its connections in order: nobody waits
+// for it until the time limit.
+void leaves_before_it_joins(bool in_recv) {
+  const Sockets sockets = connect(2);
+  std::jthread other([&] { join(sockets[1])->close(); });
+  const auto api = join(sockets[0]);
+  {
+    const auto engine = make_engine(api, {.n = 2, .timeout_s = 20}, 0);
+    std::deque<Ints> kept;
+    const Host me{engine, api, nullptr, 0, 2, kept};
+    const uint64_t start = now_ns();
+    const auto wait = [&] {
+      char byte;
+      if (in_recv) MessagePostbox(engine).recv(&byte, 1, 1, 1, 0, 20);
+      if (!in_recv) sum_ones(me, 500, sum_in_ring);
+    };
+    expect_kind("PeerLeft", wait, "the other rank has gone");
+    expect(now_ns() - start < 5'000'000'000, "late: ", now_ns() - start, " ns");
+    engine->close();
+  }
+  api->close();
+}
+
 // Rank 1 dies while rank 0 waits for rank 2, which is busy elsewhere and dies later: rank 0 names
 // rank 1, soon, and so does a rank that comes back when both are dead.
 void names_who_died(bool in_recv) {
@@ -331,6 +354,8 @@ int main() {
                   {"deaths in messages", deaths_in_messages},
                   {"names who died", [] { names_who_died(false); }},
                   {"names who died, in recv", [] { names_who_died(true); }},
+                  {"leaves before it joins", [] { leaves_before_it_joins(false); }},
+                  {"leaves before it joins, in recv", [] { leaves_before_it_joins(true); }},
                   {"halts", halts},
                   {"small arrays are free", small_arrays_are_free},
                   {"mail gives up", mail_gives_up},
