@@ -25,6 +25,7 @@ from harness.start import BENCHMARKS, ROOT
 PROGRAM = BENCHMARKS / "hosts_ranks.py"
 CASES = ["2x1", "2x4", "4x1", "4x2", "4x3", "4x4"]
 SIZES = [8, 64, 512, *(1 << k for k in (12, 15, 18, 20, 21, 23, 25, 26))]
+BURST = "128k"
 BRIDGE, LINK, NET = "pcbr0", "pc0", "10.77.0"
 
 
@@ -58,7 +59,7 @@ def network(hosts, mbit):
             sh("ip", "-n", name, "addr", "add", f"{NET}.{i + 1}/24", "dev", LINK)
             for link in ("lo", LINK):
                 sh("ip", "-n", name, "link", "set", link, "up")
-            limit = ("tbf", "rate", f"{mbit}mbit", "burst", "128k", "latency", "50ms")
+            limit = ("tbf", "rate", f"{mbit}mbit", "burst", BURST, "latency", "50ms")
             sh("tc", "-n", name, "qdisc", "add", "dev", LINK, "root", *limit)
         yield names
     finally:

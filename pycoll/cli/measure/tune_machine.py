@@ -146,14 +146,41 @@ def _network(comm: Communicator, ranks_per_host: tuple[int, ...]) -> Network:
         ((a, b) for a, b in itertools.combinations(range(len(hosts)), 2) if hosts[a] == hosts[b]),
         None,
     )
-    far_alpha, far_beta, sigma = (max(values) for values in zip(*far, strict=True))
-    alpha, beta = _link(comm, *mates)[:2] if mates else (far_alpha, far_beta)
+    _, far_beta, sigma = (max(values) for values in zip(*far, strict=True))
     with comm.split(comm.rank) as alone:
         x = np.ones(2, np.float32)
         call = _slowest(comm, _least(lambda: alone.all_reduce(x, out=x)))
+    far_alpha, sigma = _rounds(comm, leaders, call, sigma)
+    alpha, beta = far_alpha, far_beta
+    if mates:
+        beta, gap = _link(comm, *mates)[1:]
+        alpha = _rounds(comm, mates, call, gap)[0]
     in_order = hosts == sorted(hosts)
     ranks = ranks_per_host if in_order else ()
     return Network(alpha, beta, far_alpha, far_beta, sigma, _fold(comm), call, ranks)
+
+
+def _rounds(
+    comm: Communicator, ranks: Sequence[int], call: float, gap: float
+) -> tuple[float, float]:
+    """Time rounds of small messages among some ranks; return alpha, and the gap between messages.
+
+    A barrier has log n rounds in which each rank sends a message and waits for one; in one round of
+    an all-gather each sends one to all others. With two ranks that says nothing of the gap.
+    """
+    k, spent = len(ranks), [0.0, 0.0]
+    group = comm.split(0 if comm.rank in ranks else None)
+    if group is not None:
+        with group:
+            x, y = np.ones(1, np.float32), np.ones(k, np.float32)
+            all_at_once = lambda: group.all_gather(x, out=y, algorithm="direct_push")  # noqa: E731
+            for i, function in enumerate((group.barrier, all_at_once)):
+                function()
+                group.barrier()
+                spent[i] = _repeated(function, 50)
+    barrier, gather = (max(LEAST, t - call) for t in _from(comm, ranks[0], spent))
+    alpha = barrier / (k - 1).bit_length()
+    return alpha, max(LEAST, (gather - alpha) / (k - 2)) if k > 2 else gap
 
 
 def _fold(comm: Communicator) -> float:

@@ -74,6 +74,7 @@ def _draw_times(axes: Axes, times: Mapping[str, Sequence[tuple[int, float]]]) ->
 def _draw_links(axes: Axes, fabric: Fabric, shown: str, loads: Loads) -> None:
     """Rows are links, columns kinds of rounds in order; the colour is the time that one is busy."""
     from matplotlib.colors import PowerNorm
+    from matplotlib.ticker import MaxNLocator
 
     table = np.stack([busy[:-1] for _, busy in loads.rounds], axis=1)
     finite = table[np.isfinite(table)]
@@ -97,6 +98,7 @@ def _draw_links(axes: Axes, fabric: Fabric, shown: str, loads: Loads) -> None:
         axes.axhline(edge - 0.5, color=_GREY, lw=0.8)
     axes.set_yticks(ticks, names)
     kinds = loads.rounds[::columns]
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if len(kinds) <= 8:
         labels = [f"{times:,} times" if times > 1 else str(i) for i, (times, _) in enumerate(kinds)]
         axes.set_xticks(range(len(kinds)), labels)

@@ -4,7 +4,8 @@ The model is max-plus. A transfer starts when both its ends are through with the
 takes the latency of its way plus the time that the busiest link on it needs; a link carries all
 bytes of the round, one after the other. Each further message of a rank in a round costs a gap. A
 fold ends when its last transfer does, plus the time to fold. What is stored on another rank arrives
-there one more transfer later.
+there one more transfer later: behind a fold of what came from elsewhere, links carry what is stored
+by themselves, since all else has arrived by then.
 
 Three things make it fast. Where every rank does what rank 0 does, moved by its number, and all are
 alike and enter at the same time, one rank stands for all. Where a round is followed by many like
@@ -143,12 +144,15 @@ def _alike(lines: RelativeLines, n: int, chunk_bytes: float, link: Fabric) -> fl
     fetches, stores = (
         np.bincount(line[away & way], minlength=len(lines.nsrc)) > 0 for way in (source, ~source)
     )
-    through_port = np.bincount(lines.round[line[away]], lines.count[line[away]], rounds)
-    transfer = (through_port > 0) * (link.latency + chunk_bytes / link.bw * through_port)
-    own = fetches.astype(int) + stores
+    later = away & ~source & fetches[line]  # stored behind a fold
+    transfer = np.zeros((2, rounds))
+    for phase, part in enumerate((away & ~later, later)):
+        through_port = np.bincount(lines.round[line[part]], lines.count[line[part]], rounds)
+        transfer[phase] = (through_port > 0) * (link.latency + chunk_bytes / link.bw * through_port)
     folded = chunk_bytes / link.fold * lines.count * (lines.nsrc - 1)
-    taken = own * transfer[lines.round] + folded
-    longest = transfer.copy()
+    first, second = transfer[:, lines.round]
+    taken = np.where(fetches | stores, first, 0) + np.where(fetches & stores, second, 0) + folded
+    longest = transfer.sum(axis=0)
     happens = lines.count > 0
     np.maximum.at(longest, lines.round[happens], taken[happens])
     return float(longest.sum())
@@ -211,6 +215,7 @@ class _Move(NamedTuple):
     """A piece of a fold that lies on another rank, for some or all of those who take part."""
 
     stores: bool  # whether the owner stores it; else it reads
+    phase: int  # 1: it is stored behind a fold of what came from elsewhere
     who: Some  # those who take part and have it elsewhere
     # peer, takes: ``[who]`` where it lies, and the seconds of the transfer
     peer: np.ndarray
@@ -259,39 +264,43 @@ class World:
     def round(self, folds: list[Fold]) -> Round:
         """Find what a round of concurrent folds takes."""
         ranks, fabric = self.ranks, self.fabric
-        load = np.zeros(fabric.none + 1)
-        more = np.full(
-            (2, len(ranks) if fabric.gap else 1), -1
-        )  # messages sent and received, but one
+        load = np.zeros((2, fabric.none + 1))  # of stores behind a fold: the second
+        # messages sent and received, but one
+        more = np.full((2, 2, len(ranks) if fabric.gap else 1), -1)
         parts: list[_Part] = []
         for f in folds:
             count = active(f, len(ranks))
             part = count > 0
             alike = np.ndim(f.count) == 0  # those who take part move as much
-            moves = []
+            moves, fetched = [], False
             for stores, peer, away in _merged(f, ranks, part):
                 who = _some(away)
+                phase = int(stores and fetched)
                 mine, there = ranks[who], peer[who]
                 if len(mine):
                     size = float(f.count) if alike else count[who]
                     ends = (mine, there) if stores else (there, mine)
-                    fabric.load(load, *ends, size * self.chunk_bytes)
-                    moves.append(_Move(stores, who, there, np.zeros(0)))
+                    fabric.load(load[phase], *ends, size * self.chunk_bytes)
+                    moves.append(_Move(stores, phase, who, there, np.zeros(0)))
+                    fetched = fetched or not stores
                     if fabric.gap:
-                        more += [np.bincount(each, minlength=len(ranks)) for each in ends]
+                        more[phase] += [np.bincount(each, minlength=len(ranks)) for each in ends]
             folding = (len(f.srcs) - 1) * self.chunk_bytes / fabric.fold
             parts.append(_Part(_some(part), folding * (f.count if alike else count), moves))
-        busy, more = fabric.busy(load), fabric.gap * np.maximum(more, 0)
+        busy = np.array([fabric.busy(each) for each in load])
+        more = fabric.gap * np.maximum(more, 0)
         for part in parts:
             for i, move in enumerate(part.moves):
                 mine = ranks[move.who]
                 ends = (mine, move.peer) if move.stores else (move.peer, mine)
-                takes = fabric.delay(*ends) + fabric.slowest(busy, *ends)
+                takes = fabric.delay(*ends) + fabric.slowest(busy[move.phase], *ends)
                 if fabric.gap:
-                    takes = takes + np.maximum(more[0][ends[0]], more[1][ends[1]])
+                    sent, got = more[move.phase]
+                    takes = takes + np.maximum(sent[ends[0]], got[ends[1]])
                 part.moves[i] = move._replace(takes=takes)
-        leaving = fabric.leaving(busy)
-        return Round(parts, busy, (leaving > 0) * fabric.latency + leaving + more[0])
+        leaving = np.array([fabric.leaving(each) for each in busy])
+        leaves = (leaving > 0) * fabric.latency + leaving + more[:, 0]
+        return Round(parts, busy.sum(axis=0), leaves.sum(axis=0))
 
 
 class Round:

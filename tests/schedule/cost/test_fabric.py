@@ -72,49 +72,65 @@ def scalar(values, rank):
     return values[rank] if np.ndim(values) else values
 
 
+def moves_of(folds, n):
+    """List who folds how many chunks, whence, whereto, and if stores are behind a fetch."""
+    moves = []
+    for f in folds:
+        own = []
+        for owner in range(n):
+            count = scalar(f.count, owner) if scalar(f.where, owner) else 0
+            if count:
+                srcs = [int(scalar(p.rank, owner)) % n for p in f.srcs]
+                dsts = [int(scalar(p.rank, owner)) % n for p in f.dsts]
+                own.append((owner, count, srcs, dsts))
+        late = int(any(src != owner for owner, _, srcs, _ in own for src in srcs))
+        moves += [(*move, late) for move in own]
+    return moves
+
+
 def reference(schedule, nbytes, kind, network, start):
     """Simulate with one message at a time; return finish times and seconds of each link."""
     n, unit = schedule.n, nbytes / schedule.chunks
     speed = {network.name(i): network.capacity[i] for i in range(network.none)}
     time, total = list(start), Counter()
     for folds in schedule.rounds(np.arange(n)):
-        moves, load, sent, got = [], Counter(), [0] * n, [0] * n
-        for f in folds:
-            for owner in range(n):
-                count = scalar(f.count, owner) if scalar(f.where, owner) else 0
-                if count:
-                    srcs = [int(scalar(p.rank, owner)) % n for p in f.srcs]
-                    dsts = [int(scalar(p.rank, owner)) % n for p in f.dsts]
-                    moves.append((owner, count, srcs, dsts))
-        for owner, count, srcs, dsts in moves:
-            for a, b in [(s, owner) for s in srcs] + [(owner, t) for t in dsts]:
+        moves, load = (
+            moves_of(folds, n),
+            [Counter(), Counter()],
+        )  # of stores behind a fold: the second
+        sent, got = ([[0] * n, [0] * n] for _ in range(2))
+        for owner, count, srcs, dsts, late in moves:
+            messages = [(s, owner, 0) for s in srcs] + [(owner, t, late) for t in dsts]
+            for a, b, phase in messages:
                 if a != b:
-                    load.update(dict.fromkeys(walk(kind, a, b)[0], count * unit))
-                    sent[a] += 1
-                    got[b] += 1
-        busy = {name: load[name] / speed[name] for name in load}
-        total.update(busy)
-        more = [network.gap * max(0, s - 1) for s in sent]
+                    load[phase].update(dict.fromkeys(walk(kind, a, b)[0], count * unit))
+                    sent[phase][a] += 1
+                    got[phase][b] += 1
+        busy = [{name: each[name] / speed[name] for name in each} for each in load]
+        for each in busy:
+            total.update(each)
 
-        def travel(a, b, sent=sent, got=got, busy=busy):
+        def travel(a, b, phase, sent=sent, got=got, busy=busy):
             if a == b:
                 return 0.0
             links, hops = walk(kind, a, b)
             base = network.latency + network.hop * hops if hops is not None else 5e-7
-            gaps = network.gap * max(0, sent[a] - 1, got[b] - 1)
-            return base + max(busy[name] for name in links) + gaps
+            gaps = network.gap * max(0, sent[phase][a] - 1, got[phase][b] - 1)
+            return base + max(busy[phase][name] for name in links) + gaps
 
-        after = []
+        after = list(time)
         for r in range(n):
-            port = max(busy.get(name, 0.0) for name in ports(network, r))
-            after.append(time[r] + (network.latency + port if port else 0.0) + more[r])
-        for owner, count, srcs, dsts in moves:
-            done = max(max(time[owner], time[s]) + travel(s, owner) for s in srcs)
+            for phase in range(2):
+                port = max(busy[phase].get(name, 0.0) for name in ports(network, r))
+                after[r] += network.latency + port if port else 0.0
+                after[r] += network.gap * max(0, sent[phase][r] - 1)
+        for owner, count, srcs, dsts, late in moves:
+            done = max(max(time[owner], time[s]) + travel(s, owner, 0) for s in srcs)
             done += unit / network.fold * count * (len(srcs) - 1)
             after[owner] = max(after[owner], done)
             for t in dsts:
                 if t != owner:
-                    after[t] = max(after[t], max(done, time[t]) + travel(owner, t))
+                    after[t] = max(after[t], max(done, time[t]) + travel(owner, t, late))
         time = after
     return time, total
 

@@ -28,34 +28,38 @@ def reference(schedule, nbytes, link, start, noise):
     n, unit = schedule.n, nbytes / schedule.chunks
     time = list(start)
     for number, folds in enumerate(schedule.rounds(np.arange(n))):
-        moves, sent, received = [], [0] * n, [0] * n
+        moves = []
+        sent, received = ([[0] * n, [0] * n] for _ in range(2))  # the second: behind a fold
         for f in folds:
+            own = []
             for owner in range(n):
                 count = scalar(f.count, owner) if scalar(f.where, owner) else 0
-                if not count:
-                    continue
                 sources = [scalar(p.rank, owner) % n for p in f.srcs]
                 targets = [scalar(p.rank, owner) % n for p in f.dsts]
-                moves.append((owner, count, sources, targets))
-                for src, dst in [(s, owner) for s in sources] + [(owner, t) for t in targets]:
-                    sent[src] += count * (src != dst)
-                    received[dst] += count * (src != dst)
+                own += [(owner, count, sources, targets)] if count else []
+            late = int(any(s != owner for owner, _, sources, _ in own for s in sources))
+            moves += [(*move, late) for move in own]
+        for owner, count, sources, targets, late in moves:
+            messages = [(s, owner, 0) for s in sources] + [(owner, t, late) for t in targets]
+            for src, dst, phase in messages:
+                sent[phase][src] += count * (src != dst)
+                received[phase][dst] += count * (src != dst)
         after = [
-            t + (link.alpha + link.beta * unit * s if s else 0)
-            for t, s in zip(time, sent, strict=True)
+            t + sum(link.alpha + link.beta * unit * s for s in both if s)
+            for t, both in zip(time, zip(*sent, strict=True), strict=True)
         ]
-        for owner, count, sources, targets in moves:
+        for owner, count, sources, targets, late in moves:
 
-            def travel(src, dst):
-                port = max(sent[src], received[dst])  # noqa: B023
+            def travel(src, dst, phase):
+                port = max(sent[phase][src], received[phase][dst])  # noqa: B023
                 return (src != dst) * (link.alpha + link.beta * unit * port)
 
-            done = max(max(time[owner], time[s]) + travel(s, owner) for s in sources)
+            done = max(max(time[owner], time[s]) + travel(s, owner, 0) for s in sources)
             done += link.gamma * unit * count * (len(sources) - 1) + noise[number % 3][owner]
             after[owner] = max(after[owner], done)
             for t in targets:
                 if t != owner:
-                    after[t] = max(after[t], max(done, time[t]) + travel(owner, t))
+                    after[t] = max(after[t], max(done, time[t]) + travel(owner, t, late))
         time = after
     return time
 

@@ -1,0 +1,207 @@
+"""Predicted times beside measured ones, over TCP between hosts made of network namespaces.
+
+    python benchmarks/predictions.py --hosts 2 3 4
+
+Each "host" is a network namespace with a rank, whose link `tc tbf` limits. The constants
+of the network are those that `pycoll tune` measures, on the same ranks in the same run; the links'
+speed is what the limit says. Every algorithm of a collective then runs at every size, all of them
+taking turns. `simulate` predicts each: its rounds, and before them those in which ranks agree that
+they make the same call. Printed is by how much predictions are off, and how often the order of two
+algorithms is right whose measured times differ by more than a tenth.
+
+It needs root, iproute2 and util-linux, and says so where it cannot run.
+"""
+
+import itertools
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import hosts as namespaces
+import numpy as np
+from harness import pages
+from harness.start import ROOT
+
+import pycoll
+from pycoll.cli.measure.tune_machine import machine_of
+from pycoll.runtime.calls.plans import LINK_LIMITS
+from pycoll.runtime.selection.select import SelectionRequest, of_collective, parameters
+from pycoll.schedule.cost.cost import active, peers_of
+from pycoll.schedule.cost.fabric import Fabric
+from pycoll.schedule.cost.simulate import Loads, simulate
+
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
+WIRE = 1448 / 1514  # what is left of a link's bytes behind the headers of Ethernet, IP and TCP
+SIZES = (*(64 << 3 * i for i in range(7)), 64 << 20)
+TURNS, TURN_S = 5, 0.02
+MOST_S = 2.0  # predicted: algorithms that would take longer are left out
+PROGRAM = Path(__file__).resolve()
+ROOTED = ("broadcast",)  # agreed upon whatever their size
+IN_FLIGHT = 4  # segments at a time
+
+
+def schedules(collective, n, nbytes):
+    """Yield name and schedule of every algorithm that sends messages only."""
+    for algorithm in of_collective(collective):
+        if algorithm.works_for(n):
+            request = SelectionRequest(collective, nbytes, n, algorithm.order, messages=True)
+            yield algorithm.name, algorithm.schedule(n, **parameters(algorithm, request))
+
+
+def most_chunks(schedule):
+    """Return the most chunks of a message."""
+    ranks, most = schedule.all_ranks(), 0
+    for fold in itertools.chain.from_iterable(schedule.rounds(ranks)):
+        count = active(fold, len(ranks))
+        for _, peer in peers_of(fold, ranks):
+            most = max(most, int(np.where(peer != ranks, count, 0).max()))
+    return most
+
+
+def predict(schedule, rooted, nbytes, machine, mbit):
+    """Return the predicted seconds of a call, one of many in a row.
+
+    A call whose messages are large, or that has a root, begins with a dissemination. Payload moves
+    in segments, of which some are under way at a time: the first takes all rounds, and each further
+    one as long as the busiest port needs for it, or its share of the rounds. `tbf` lets
+    `namespaces.BURST` bytes pass at once and limits the average: so links are as fast as they were
+    measured to be, but a call takes no less than its busiest port does at the limit.
+    """
+    n = schedule.n
+    bw, limit = 1 / machine.far_beta, mbit * 1e6 / 8 * WIRE
+    fabric = Fabric(n, bw, machine.far_alpha, gap=machine.sigma, fold=1 / machine.gamma)
+    chunk = nbytes / max(1, schedule.chunks)
+    eager = most_chunks(schedule) * chunk <= LINK_LIMITS["eager_bytes"]
+    agreement = (n - 1).bit_length() * machine.far_alpha if rooted or not eager else 0.0
+    count = 1 if eager else math.ceil(chunk / LINK_LIMITS["segment_bytes"])
+    loads = Loads()
+    first = float(simulate(schedule, nbytes / count, fabric, loads=loads).max())
+    busiest = float(np.max(loads.busy))
+    rest = (count - 1) * max(busiest, first / min(IN_FLIGHT, count))
+    return machine.call + agreement + max(first + rest, count * busiest * bw / limit)
+
+
+def call_of(comm, collective, name, nbytes):
+    """Return a call of an algorithm."""
+    n, count = comm.world_size, max(comm.world_size, nbytes // 4)
+    count -= count % n
+    x, part = np.ones(count, np.float32), np.ones(count // n, np.float32)
+    y, own = np.empty_like(x), np.empty_like(part)
+    calls = {
+        "all_reduce": lambda: comm.all_reduce(x, out=y, algorithm=name),
+        "all_gather": lambda: comm.all_gather(part, out=y, algorithm=name),
+        "reduce_scatter": lambda: comm.reduce_scatter(x, out=own, algorithm=name),
+        "broadcast": lambda: comm.broadcast(x, algorithm=name),
+        "all_to_all": lambda: comm.all_to_all(x, out=y, algorithm=name),
+    }
+    return calls[collective]
+
+
+def measure(comm, call):
+    """Return the mean seconds of the slowest rank, over a turn."""
+    comm.barrier()
+    start = time.perf_counter()
+    call()
+    once = comm.all_reduce(time.perf_counter() - start, "max")
+    count = int(min(max(TURN_S / once, 2), 300))
+    comm.barrier()
+    start = time.perf_counter()
+    for _ in range(count):
+        call()
+    return comm.all_reduce((time.perf_counter() - start) / count, "max")
+
+
+def rank(out, mbit, sizes):
+    """Write for every case what is predicted and what was measured."""
+    rows = []
+    with pycoll.init(timeout=60, tuning="off") as comm:
+        machine = machine_of(comm)
+        for collective, nbytes in itertools.product(COLLECTIVES, sizes):
+            n = comm.world_size
+            seconds = {
+                name: predict(schedule, collective in ROOTED, nbytes, machine, mbit)
+                for name, schedule in schedules(collective, n, nbytes)
+            }
+            calls = {
+                name: call_of(comm, collective, name, nbytes)
+                for name, predicted in seconds.items()
+                if predicted < MOST_S
+            }
+            found = {name: [] for name in calls}
+            for turn in range(TURNS):
+                for name in sorted(calls, reverse=turn % 2):
+                    found[name].append(measure(comm, calls[name]))
+            rows += [
+                [n, collective, nbytes, name, seconds[name], statistics.median(took)]
+                for name, took in found.items()
+            ]
+        if comm.rank == 0:
+            names = ("call", "far_alpha", "far_beta", "sigma", "gamma")
+            constants = {name: getattr(machine, name) for name in names}
+            Path(out).write_text(json.dumps({"rows": rows, "machine": constants}))
+
+
+def run(hosts, mbit, sizes):
+    """Start a rank on each host; return what they have found."""
+    with tempfile.TemporaryDirectory() as folder, namespaces.network(hosts, mbit) as names:
+        agent, out = Path(folder) / "agent", Path(folder) / "rows.json"
+        agent.write_text(namespaces.AGENT)
+        agent.chmod(0o755)
+        where = ",".join(f"{namespaces.NET}.{i + 1}" for i in range(len(names)))
+        command = [sys.executable, "-m", "pycoll", "run", "-n", hosts, "--hosts", where]
+        command += ["--rsh", agent, "--timeout", 600, PROGRAM, out, mbit, *sizes]
+        subprocess.run([*map(str, command)], check=True, cwd=ROOT, env=os.environ)
+        return json.loads(out.read_text())
+
+
+def pairs(rows):
+    """Yield two algorithms of one case whose times differ by more than a tenth: rightly ordered?"""
+    for _, group in itertools.groupby(rows, lambda row: row[:3]):
+        for a, b in itertools.combinations(list(group), 2):
+            if max(a[5], b[5]) > 1.1 * min(a[5], b[5]):
+                yield (a[4] < b[4]) == (a[5] < b[5])
+
+
+def off(rows):
+    """Return by how much predictions are off in the median, as a fraction of the measured time."""
+    return statistics.median(abs(row[4] / row[5] - 1) for row in rows)
+
+
+def main():
+    parser = pages.arguments(__doc__)
+    parser.add_argument("--hosts", type=int, nargs="+", default=[2, 3, 4])
+    parser.add_argument("--mbit", type=int, default=1000)
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
+    parser.add_argument("--all", action="store_true", help="print every case")
+    args = parser.parse_args()
+    if reason := namespaces.obstacle():
+        raise SystemExit(f"predictions.py: {reason}")
+    lines = []
+    for hosts in args.hosts:
+        found = run(hosts, args.mbit, args.sizes)
+        rows = found["rows"]
+        ordered = list(pairs(rows))
+        by_size = [f"{off([r for r in rows if r[2] == size]):.1%}" for size in args.sizes]
+        right = f"{np.mean(ordered):.1%} of {len(ordered)}"
+        lines.append([str(hosts), str(len(rows)), f"{off(rows):.1%}", *by_size, right])
+        constants = ", ".join(f"{name} {value:.3g}" for name, value in found["machine"].items())
+        print(f"{hosts} hosts: {constants}", flush=True)
+        for _, collective, nbytes, name, predicted, took in rows if args.all else []:
+            case = f"{collective}/{name}, {pages.size(nbytes)}"
+            times = f"{predicted * 1e6:10.1f} {took * 1e6:10.1f} us {predicted / took:6.2f}"
+            print(f"   {case:40}{times}")
+    head = ["hosts", "cases", "off, median", *map(pages.size, args.sizes), "order right"]
+    print("\n".join(pages.table(head, lines)))
+
+
+if __name__ == "__main__":
+    if "MASTER_ADDR" in os.environ:
+        rank(sys.argv[1], float(sys.argv[2]), [int(word) for word in sys.argv[3:]])
+    else:
+        main()
