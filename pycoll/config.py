@@ -25,6 +25,7 @@ FOREVER_S = (
 _ADDRESSES = 1 << 47  # bytes that a process can address
 _MOST_CELL = 1 << 30  # as in csrc/memory/control.cpp
 _SHORTEST_SECRET = 16
+_LOOPBACK = "127.0.0.1"
 _SHIFTS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 
 
@@ -66,8 +67,12 @@ class Config:
             device yet, and promises no bits.
         trace_dir: Folder to which every call is written (``PYCOLL_TRACE``); empty is none.
         dump_dir: Folder to which an error is written, with what led to it (``PYCOLL_DUMP``).
+        nvtx: Calls are ranges of NVTX, too, which profilers such as Nsight Systems show
+            (``PYCOLL_NVTX``, 0 or 1). It needs the device library, and no device.
         metrics_port: Port for Prometheus: that of rank 0, the next one for rank 1, and so on
             (``PYCOLL_METRICS_PORT``); 0 is none.
+        metrics_address: The address at which it is (``PYCOLL_METRICS_ADDRESS``), by default one
+            that only this host reaches. Whoever reaches it can read the counters.
     """
 
     timeout_s: float = 300.0
@@ -85,7 +90,9 @@ class Config:
     cuda_multicast: bool = field(default=False, repr=False)
     trace_dir: str = field(default="", repr=False)
     dump_dir: str = field(default="", repr=False)
+    nvtx: bool = field(default=False, repr=False)
     metrics_port: int = field(default=0, repr=False)
+    metrics_address: str = field(default=_LOOPBACK, repr=False)
 
     def __post_init__(self) -> None:
         """Refuse values that no communicator can work with."""
@@ -106,6 +113,8 @@ class Config:
         port = self.metrics_port
         if not isinstance(port, Integral) or isinstance(port, bool) or not 0 <= port < 1 << 16:
             raise ArgumentError(f"metrics_port is {port!r}, expected 0 to 65535")
+        if self.metrics_address != _LOOPBACK:
+            _check_address(self.metrics_address)
         choices = {
             "transport": TRANSPORTS,
             "single_copy": SINGLE_COPY,
@@ -260,6 +269,18 @@ def parse_bytes(text: str) -> int:
     return int(digits) << _SHIFTS[suffix]
 
 
+def _check_address(text: Any) -> None:
+    import ipaddress  # seldom needed
+
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        raise ArgumentError(
+            f"metrics_address is {text!r}, expected an address such as 127.0.0.1, or 0.0.0.0 for "
+            "all networks of this host"
+        ) from None
+
+
 def _parse_switch(text: str) -> bool:
     return bool(("0", "1").index(text))
 
@@ -285,7 +306,9 @@ _VARIABLES: tuple[tuple[str, str, Callable[[str], Any]], ...] = (
     ("cuda_multicast", "PYCOLL_CUDA_MULTICAST", _parse_switch),
     ("trace_dir", "PYCOLL_TRACE", str),
     ("dump_dir", "PYCOLL_DUMP", str),
+    ("nvtx", "PYCOLL_NVTX", _parse_switch),
     ("metrics_port", "PYCOLL_METRICS_PORT", int),
+    ("metrics_address", "PYCOLL_METRICS_ADDRESS", str),
 )
 
 

@@ -26,6 +26,8 @@ _TITLES = {
     "heap memory": "processes, heaps mapped as they were to be",
     "process moves": "processes, copies and blocks of different sizes, as on the CPU",
     "process messages": "processes, messages from each to the next",
+    "traced": "processes in a trace, times of the device where the host's clock has them",
+    "ranges": "processes, ranges of NVTX as a profiler hears them",
     "torch": "a process group of PyTorch, against CPU tensors",
 }
 

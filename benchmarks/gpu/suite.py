@@ -28,7 +28,7 @@ KILL_S = 5.0
 SKIPPED = 77  # exit status of a stage that cannot run here
 SANITIZERS = ("memcheck", "synccheck", "racecheck")
 # What runs of a part do, and the seconds that they may take.
-_FIRST = "tools build facts float8 packets messages2 offload2"  # whatever is newest
+_FIRST = "tools build facts float8 packets messages2 offload2 traced2"  # whatever is newest
 _RIGHT = "correct faults vmm2 ipc2 graphs assumptions nccl2"
 PARTS = {"smoke": ([*_FIRST.split(), *_RIGHT.split(), *SANITIZERS], 240.0)}
 PARTS["measure"] = "speed moves steps norm train2 torch2 nccl4".split(), 300.0
@@ -55,6 +55,7 @@ def stages(python):
         ("packets", [python, HERE / "correct.py", "--packets"], 40.0),
         ("messages2", [*ranks, "2", HERE / "ranks.py", "cuda", "--messages"], 40.0),
         ("offload2", [*ranks, "2", HERE / "training.py", "--offload"], 40.0),
+        ("traced2", ["env", "PYCOLL_NVTX=1", *ranks, "2", HERE / "traced.py"], 40.0),
         ("correct", [python, HERE / "correct.py"], 90.0),
         ("faults", [python, HERE / "faults.py"], 45.0),
         ("assumptions", [python, HERE / "assumptions.py"], 60.0),

@@ -152,7 +152,12 @@ PYBIND11_MODULE(_C, m) {
       .def_property_readonly("count", [](const BoundCall& c) { return c.count; });
   bind_control(m);
   OwnedClass<Trace>(m, "Trace")
-      .def(made<Trace, size_t>(), "capacity"_a)
+      .def(py::init([](size_t capacity, uintptr_t begin, uintptr_t end) {
+             const Marks marks{reinterpret_cast<decltype(Marks::begin)>(begin),
+                               reinterpret_cast<decltype(Marks::end)>(end)};
+             return std::make_shared<Trace>(capacity, marks);
+           }),
+           "capacity"_a, "begin"_a = 0, "end"_a = 0)
       .def_property_readonly("lost", &Trace::lost)
       .def("take", [](Trace& trace) {  // records as bytes
         std::vector<TraceRecord> taken(trace.waiting());

@@ -116,9 +116,11 @@ void Engine::execute_traced(const Job& job) {
   if (trace_ == nullptr) return execute(job);  // it ended while the call was queued
   traced_ = {};
   const uint64_t first = iteration();
+  trace_->begin(job.call->descriptor, job.call->count);
   const uint64_t enter = traced_.wait_begin = ticks();
   const auto note = [&](uint32_t failed) {
     const auto total = static_cast<float>(ticks() - enter);
+    trace_->end();
     trace_->add({enter, descriptor_, count_, total, static_cast<float>(traced_.waited),
                  static_cast<uint32_t>(first), static_cast<uint16_t>(job.site | failed),
                  traced_.awaited});

@@ -13,8 +13,9 @@ constexpr uint64_t kShortestNs = 5'000'000;  // between readings that tell how l
 
 }  // namespace
 
-Trace::Trace(size_t capacity)
+Trace::Trace(size_t capacity, Marks marks)
     : mask_(std::bit_ceil(std::max<size_t>(capacity, 2)) - 1),
+      marks_(marks),
       records_(std::make_unique<TraceRecord[]>(mask_ + 1)),
       first_(read_clocks()),
       last_(first_) {}

@@ -25,12 +25,27 @@ struct TraceRecord {
 };
 static_assert(sizeof(TraceRecord) == 40);
 
+// Functions of a profiler that hear when a call begins, and when it ends, on the thread that runs
+// it.
+struct Marks {
+  void (*begin)(uint64_t descriptor, uint64_t count) = nullptr;
+  void (*end)() = nullptr;
+};
+
 // A ring of records: one thread at a time adds, another one takes. What finds no room is lost, and
 // counted.
 class Trace {
  public:
   // `capacity` is rounded up to a power of two.
-  explicit Trace(size_t capacity);
+  explicit Trace(size_t capacity, Marks marks = {});
+
+  // Around a call.
+  void begin(uint64_t descriptor, uint64_t count) const {
+    if (marks_.begin != nullptr) marks_.begin(descriptor, count);
+  }
+  void end() const {
+    if (marks_.end != nullptr) marks_.end();
+  }
 
   void add(const TraceRecord& record) {
     const uint64_t end = end_.load(std::memory_order_relaxed);
@@ -51,6 +66,7 @@ class Trace {
   static constexpr size_t kAhead = 8;  // of the records that are written
 
   size_t mask_;
+  Marks marks_;
   std::unique_ptr<TraceRecord[]> records_;
   alignas(64) std::atomic<uint64_t> end_{0};
   std::atomic<uint64_t> lost_{0};

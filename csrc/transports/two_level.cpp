@@ -47,11 +47,13 @@ void TwoLevelEngine::run(const StagedCall& call, const void* in, void* out, uint
   const uint64_t count = first == nullptr ? 0 : first->count;
   flat_->show(descriptor, count, site);
   const auto iteration = static_cast<uint32_t>(flat_->iteration());
+  if (trace_ != nullptr) trace_->begin(descriptor, count);
   const uint64_t enter = trace_ == nullptr ? 0 : ticks();
   const auto note = [&](uint32_t failed) {
     flat_->shown(failed == 0);
     if (trace_ == nullptr) return;
     const auto total = static_cast<float>(ticks() - enter);
+    trace_->end();
     auto waited = static_cast<float>(flat_->count_waits(true));
     TraceRecord stage;
     while (stages_->take(&stage, 1, false) != 0) waited += stage.waited;

@@ -7,8 +7,9 @@ import contextlib
 from typing import Any
 
 from pycoll.cli.common.arguments import at_least
-from pycoll.cli.status import JOB
+from pycoll.cli.status import JOB, add_hosts
 from pycoll.errors import ArgumentError
+from pycoll.observe.hosts import ask, together
 from pycoll.observe.look import look
 from pycoll.observe.page import HEAD, RIGHT, lines
 from pycoll.observe.shares import watch
@@ -28,6 +29,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("job", nargs="?", type=int, metavar="JOB", help=JOB)
     parser.add_argument("--every", type=float, default=1.0, metavar="S", help="seconds (1)")
     parser.add_argument("--rounds", type=int, metavar="N", help="stop after so many pictures")
+    add_hosts(parser)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -45,12 +47,16 @@ def main(args: argparse.Namespace) -> int:
         Live(console=Console(), auto_refresh=False) as live,
     ):
         while args.rounds is None or shown < args.rounds:
+            asked = ask(before.groups[0].key, args.hosts, args.agent)
             shares = watch(before, max(args.every, 0.1))
             try:
                 after = look(number)
+                seen, console = compare(before, after, shares), live.console
+                seen = together(seen, args.hosts, asked)
             except ArgumentError:
+                if shown == 0:
+                    raise
                 break  # the job has ended
-            seen, console = compare(before, after, shares), live.console
             live.update(picture(seen, console.height, console.width), refresh=True)
             before, shown = after, shown + 1
     return 0

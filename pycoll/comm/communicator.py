@@ -26,7 +26,7 @@ from pycoll.comm.signatures import (
 )
 from pycoll.comm.v_variants import RaggedCollectives
 from pycoll.comm.windows import Windows
-from pycoll.cuda import open_device
+from pycoll.cuda import call_marks, open_device
 from pycoll.errors import ArgumentError, CommClosed
 from pycoll.observe.attach import attach
 from pycoll.runtime.calls.methods import CallOptions, ReduceOptions, collective, reports_misuse
@@ -99,7 +99,7 @@ class Communicator(
         session.open_device = open_device
         session.for_users = True
         session.can_shrink = session.control is not None
-        attach(session)
+        attach(session, call_marks)
 
     @cached_property
     def _fast(self) -> Any:

@@ -10,8 +10,8 @@ from typing import Any
 
 from pycoll.errors import ArgumentError
 from pycoll.observe.attach import note_step, watcher_of
-from pycoll.observe.stats import Stats, read
-from pycoll.observe.telemetry import export
+from pycoll.observe.counters.stats import Stats, read
+from pycoll.observe.counters.telemetry import export
 from pycoll.runtime.sessions.session import Session
 
 

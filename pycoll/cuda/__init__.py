@@ -20,6 +20,13 @@ def open_device(session: Session) -> Any:
     return open_side(session)
 
 
+def call_marks() -> tuple[int, int]:
+    """Return the addresses of what makes ranges of NVTX around calls; see `Ranges`."""
+    from pycoll.cuda.device.ranges import Ranges  # likewise
+
+    return Ranges().addresses
+
+
 def missing() -> list[str]:
     """Return what is missing for arrays on CUDA devices, one line each; empty if they work."""
     from pycoll.cuda.probe import parts  # likewise
@@ -27,4 +34,4 @@ def missing() -> list[str]:
     return [f"{part.name}: {part.found} {part.fix}" for part in parts() if part.fix]
 
 
-__all__ = ["missing", "open_device"]
+__all__ = ["call_marks", "missing", "open_device"]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Callable
 from typing import Any
 
+from pycoll import _C
 from pycoll.observe import dump
-from pycoll.observe.metrics import Metrics
-from pycoll.observe.stats import Counts
+from pycoll.observe.counters.metrics import Metrics
+from pycoll.observe.counters.stats import Counts
 from pycoll.observe.trace.record import Tracer
 
 
@@ -20,6 +22,7 @@ class Watcher:
         self.errors: int = 0
         self.tracer: Tracer | None = None
         self.metrics: Metrics | None = None
+        self._marks = (0, 0)
         self._dump_dir, self._dumped = session.config.dump_dir, False
 
     def failed(self, error: BaseException, report: dict[str, Any] | None) -> None:
@@ -42,16 +45,27 @@ class Watcher:
         """Return counts by collective, while calls are traced."""
         return self.tracer.counted() if self.tracer is not None else {}
 
+    def mark(self, marks: tuple[int, int]) -> None:
+        """Call functions at these addresses around every call; see `Marks` of csrc/engine."""
+        session, self._marks = self._session(), marks
+        session.guard(session.runner.trace, _C.Trace(0, *marks))  # nobody takes its records
+
     def start_trace(self, folder: str | os.PathLike[str]) -> None:
         """Trace calls from the next one on."""
         session = self._session()
-        self.tracer = Tracer(session, folder)
+        self.tracer = Tracer(session, folder, self._marks)
 
     def stop_trace(self) -> None:
         """Trace no more calls."""
+        session = self._session()
+        if session is not None and session.device is not None:
+            session.device.times.drain()
         tracer, self.tracer = self.tracer, None
-        if tracer is not None:
-            tracer.stop()
+        if tracer is None:
+            return
+        tracer.stop()
+        if any(self._marks) and session is not None and session.runner is not None:
+            self.mark(self._marks)
 
 
 def watcher_of(session: Any) -> Watcher:
@@ -68,18 +82,26 @@ def note_step(session: Any, samples: int, waited_s: float | None) -> None:
         watcher.tracer.note_step(samples, waited_s)
 
 
-def attach(session: Any, metrics: bool = True) -> None:
+def attach(session: Any, marks: Callable[[], tuple[int, int]], metrics: bool = True) -> None:
     """Begin what the settings of a new session ask for, metrics only of a job's communicator.
+
+    Args:
+        session: The session.
+        marks: Returns what marks calls for NVTX.
+        metrics: Whether it may have metrics.
 
     Raises:
         ArgumentError: If that cannot be.
+        CudaUnavailable: If calls are to be ranges of NVTX, and there is no device library.
     """
     config = session.config
     if session.observer is not None:
         return
-    if config.dump_dir or config.trace_dir or config.metrics_port:
+    if config.dump_dir or config.trace_dir or config.metrics_port or config.nvtx:
         watcher = watcher_of(session)
+        if config.nvtx:
+            watcher.mark(marks())
         if config.trace_dir:
             watcher.start_trace(config.trace_dir)
         if metrics and config.metrics_port and session.members is None:
-            watcher.metrics = Metrics(session, config.metrics_port)
+            watcher.metrics = Metrics(session, config.metrics_port, config.metrics_address)

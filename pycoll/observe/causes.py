@@ -244,7 +244,7 @@ def _blame(status: Status, culprit: int, victims: list[int]) -> Finding:
 
 def _why(rank: RankStatus) -> tuple[str, str, str]:
     """Return a word for what holds up a rank, a clause about it, and what to do."""
-    process = f"process {rank.pid}"
+    process = f"process {rank.pid}" + (f" on {rank.host}" if rank.host else "")
     after = f" after {rank.where}" if rank.call else " before its first call"
     if rank.state == "stopped":
         advice = f"kill -CONT {rank.pid}"

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from pycoll.config import VERSION
-from pycoll.observe.stats import own_sight
+from pycoll.observe.counters.stats import own_sight
 from pycoll.runtime.sessions.reports import Call
 
 FORMAT = 1

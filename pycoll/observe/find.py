@@ -90,13 +90,22 @@ def jobs() -> list[Job]:
     return sorted(found, key=lambda job: job.number)
 
 
-def find(number: int | None = None) -> Job:
+def find(number: int | None = None, key: int | None = None) -> Job:
     """Return the job that a process belongs to, as its launcher or a rank; by default the only one.
+
+    Args:
+        number: The process.
+        key: In its place, the cookie of the job's communicator, which is the same on all its hosts.
 
     Raises:
         ArgumentError: If there is none, or several; the text tells their numbers.
     """
     known = jobs()
+    if key is not None:
+        for job in known:
+            if job.segments[0].sight.cookie == key:
+                return job
+        raise ArgumentError(f"no rank of the job {key:016x} runs here")
     if number is None and len(known) == 1:
         return known[0]
     for job in known:

@@ -62,17 +62,18 @@ class Look:
         return len(self.groups[0].ranks)
 
 
-def look(number: int | None = None, calls: int = 1) -> Look:
+def look(number: int | None = None, calls: int = 1, key: int | None = None) -> Look:
     """Look at a job without touching it.
 
     Args:
         number: Process of its launcher or of a rank; by default the only job of this user.
         calls: How many calls of each rank to read, at most 63.
+        key: What names the job on all its hosts, in place of the process.
 
     Raises:
         ArgumentError: If there is no such job.
     """
-    job = find(number)
+    job = find(number, key)
     world = job.segments[0].pids
     here = [pid for pid in world if pid]
     apart = len(set(here)) == len(here)  # not ranks that are threads of one process

@@ -65,6 +65,7 @@ class RankStatus:
         growth: Bytes per second by which its memory only grew.
         queued: Calls in the background that it has not begun.
         skew_s: How much later than the rank that waits most it enters a call, on average.
+        host: Another host that it runs on; empty for this one.
     """
 
     rank: int
@@ -91,6 +92,7 @@ class RankStatus:
     growth: float = 0.0
     queued: int = 0
     skew_s: float = 0.0
+    host: str = ""
 
     @property
     def where(self) -> str:
@@ -112,6 +114,7 @@ class Status:
         links: Its connections over TCP, from ranks of this host.
         traffic: By collective, calls and bytes of arrays per second, of one rank of each
             communicator.
+        key: What names it on all its hosts.
     """
 
     number: int
@@ -122,15 +125,16 @@ class Status:
     failure: dict[str, Any] | None
     links: list[LinkState] = field(default_factory=list)
     traffic: dict[str, tuple[float, float]] = field(default_factory=dict)
+    key: int = 0
 
     def as_json(self) -> dict[str, Any]:
         """Return it ready for JSON."""
         return asdict(self)
 
 
-def status(number: int | None = None, interval_s: float = 0.5) -> Status:
+def status(number: int | None = None, interval_s: float = 0.5, key: int | None = None) -> Status:
     """Look at a job for some time; see `pycoll.observe.look.look`."""
-    before = look(number)
+    before = look(number, key=key)
     shares = watch(before, interval_s)
     return compare(before, look(before.number), shares)
 
@@ -151,8 +155,13 @@ def compare(before: Look, after: Look, shares: Shares) -> Status:
     failure = next((g.failure for g in after.groups[:1]), None)
     links = states(before.links, after.links)
     traffic = {kind: (n / seconds, size / seconds) for kind, (n, size) in shares.traffic.items()}
-    ranks = [replace(rank, skew_s=_skew(rank, ranks)) for rank in ranks]
-    return Status(after.number, after.command, seconds, ranks, sizes, failure, links, traffic)
+    rest = sizes, failure, links, traffic, after.groups[0].key
+    return Status(after.number, after.command, seconds, skewed(ranks), *rest)
+
+
+def skewed(ranks: list[RankStatus]) -> list[RankStatus]:
+    """Return ranks with their skew, as far as the others tell."""
+    return [replace(rank, skew_s=_skew(rank, ranks)) for rank in ranks]
 
 
 def _skew(rank: RankStatus, ranks: list[RankStatus]) -> float:

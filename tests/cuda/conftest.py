@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from ctypes import c_int64
+from ctypes import c_int64, c_size_t, create_string_buffer
 from pathlib import Path
 
 import pytest
@@ -10,7 +10,7 @@ import pytest
 from cuda import host_cupy
 from pycoll.cuda import missing
 from pycoll.cuda.calls import norm, prepare, side, virtual
-from pycoll.cuda.device import arrays, heap, optim
+from pycoll.cuda.device import arrays, heap, optim, ranges
 from pycoll.cuda.device.library import VMM, Library
 from pycoll.cuda.transports import bound_calls, maps, multicast, nccl, peers
 
@@ -69,6 +69,13 @@ class HostLibrary(Library):
         """Set what devices support, and whether memory of descriptors and of fabrics is mapped."""
         self._dll.pycoll_host_vmm(bits, int(descriptors), int(fabric))
 
+    def ranges(self):
+        """Return what ranges have begun and ended since the last call."""
+        text = create_string_buffer(1 << 16)
+        size = self._dll.pycoll_host_ranges(text, c_size_t(len(text)))
+        assert size < len(text)
+        return text.value.decode().splitlines()
+
     def misaligned(self):
         """Return how many accesses a device would have refused so far."""
         return self._dll.pycoll_host_misaligned()
@@ -92,7 +99,7 @@ def host_kernels(monkeypatch, host_library_path):
     """Put that library and host memory in the place of a device and CuPy; yield the library."""
     host = HostLibrary(host_library_path)
     modules = arrays, bound_calls, heap, maps, multicast, nccl, norm, optim, peers, prepare, side
-    modules += (virtual,)
+    modules += ranges, virtual
     for module in modules:
         monkeypatch.setattr(module, "library", lambda: host)
     monkeypatch.setitem(sys.modules, "cupy", host_cupy.cupy_module())

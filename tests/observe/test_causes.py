@@ -4,6 +4,9 @@ import contextlib
 import os
 import re
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +20,7 @@ from pycoll.observe.report.analysis import analyse
 from pycoll.observe.status import RankStatus, Status, Wait, status
 from pycoll.observe.trace.merged import merge
 
+ROOT = Path(__file__).resolve().parents[2]
 STAGED = {
     "sleeping": (
         3,
@@ -135,6 +139,18 @@ def told(trace):
         return text.above(analyse(merge(trace)))[0]
 
 
+def said(*words):
+    """Return the first line that a command of pycoll prints on a wide terminal."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pycoll", *map(str, words)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "COLUMNS": "2000", "PYTHONPATH": str(ROOT)},
+    )
+    return done.stdout.partition("\n")[0].rstrip()
+
+
 def wait_for_line(pattern, look):
     seen = []
 
@@ -152,9 +168,13 @@ def wait_for_line(pattern, look):
 def test_the_first_line_names_rank_and_cause(job, name, tmp_path, monkeypatch):
     n, program, *want = STAGED[name]
     monkeypatch.chdir(tmp_path)
-    with job(n, program, PYCOLL_TRACE=str(tmp_path / "trace")) as process:
+    trace = tmp_path / "trace"
+    with job(n, program, PYCOLL_TRACE=str(trace)) as process:
         wait_for_line(want[0], lambda: first_line(process.pid))
-        wait_for_line(want[-1], lambda: told(tmp_path / "trace"))
+        wait_for_line(want[0], lambda: said("status", process.pid))
+        wait_for_line(want[0], lambda: said("top", process.pid, "--every", 0.5, "--rounds", 1))
+        wait_for_line(want[-1], lambda: told(trace))
+    assert re.match(want[-1], said("report", trace))  # on what killed ranks have left
 
 
 def test_a_rank_that_is_continued_is_well_again(job):

@@ -48,6 +48,7 @@ uint64_t MessageEngine::count_waits(bool on) {
 void MessageEngine::show(uint64_t descriptor, uint64_t count, uint32_t site) {
   if (board_ != nullptr) board_->begin_call(seq_, descriptor, count, site);
   if (trace_ == nullptr) return;
+  trace_->begin(descriptor, count);
   waited_ = 0;
   open_ = {ticks(),
            descriptor,
@@ -63,6 +64,7 @@ void MessageEngine::shown(bool done) {
   if (board_ != nullptr) board_->end_call(done);
   if (trace_ == nullptr || open_.enter == 0) return;
   open_.total = static_cast<float>(ticks() - open_.enter);
+  trace_->end();
   open_.waited = static_cast<float>(waited_);
   if (!done) open_.site |= TraceRecord::kFailed;
   trace_->add(std::exchange(open_, {}));

@@ -9,6 +9,7 @@ slots at the receiver or, if it is large and in the symmetric heap, from where i
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -226,8 +227,10 @@ class DeviceMessages:
         self, name: str, message: Message, stream: int, timeout: float | None, memory: Any
     ) -> Any:
         """Launch one side of a message; return the event behind it."""
+        limit, what = self._session.limit(timeout), (f"{name} {message.nbytes} B", message.nbytes)
+        launch = partial(self._transport.message, name, message, stream, limit)
         with self._cuda.Device(self._transport.device):
-            self._transport.message(name, message, stream, self._session.limit(timeout))
+            self._side.times.run(launch, lambda: what, stream, False)
             event = self._cuda.Event(disable_timing=True)
             self._cuda.runtime.eventRecord(event.ptr, stream)
         self._state.hold(event, memory)

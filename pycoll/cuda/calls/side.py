@@ -7,7 +7,7 @@ before anything runs on a device; what the device does afterwards is asynchronou
 
 from __future__ import annotations
 
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from pycoll.cuda.calls.messages import DeviceMessages, MessageState
 from pycoll.cuda.calls.norm import NormCall
 from pycoll.cuda.calls.prepare import DeviceCaller, DevicePlans, number_of
 from pycoll.cuda.calls.ragged import DeviceRows
+from pycoll.cuda.calls.times import DeviceTimes
 from pycoll.cuda.calls.virtual import VirtualRanks
 from pycoll.cuda.device import arrays
 from pycoll.cuda.device.library import library
@@ -79,6 +80,7 @@ class DeviceSide:
         self._comparison: Prepared | None = None  # what `_agree` runs
         self._background: Any = None  # stream of calls with async_op
         self._messages = MessageState(session.world_size)
+        self.times = DeviceTimes(session, transport.device)
         self.failure: CollError | None = None
 
     def call(
@@ -234,7 +236,8 @@ class DeviceSide:
             for detour in prepared.scatters:
                 detour.scatter(stream)
 
-        return self._launches.put([prepared], stream, capturing, launch)
+        timed = partial(self.times.run, launch, partial(_named, prepared.spec), stream, capturing)
+        return self._launches.put([prepared], stream, capturing, timed)
 
     def check(self) -> None:
         """Raise what has gone wrong on the device since the last look.
@@ -318,6 +321,7 @@ class DeviceSide:
                 self.transport.wait(event, self._session.config.timeout_s)
         except CollTimeout:
             self.transport.abort()
+        self.times.drain()
         self._launches.clear()
         self._messages.held.clear()
         self._messages.unsettled.clear()
@@ -373,6 +377,12 @@ class DeviceWork:
         """
         self._side.synchronize(self._event, timeout)
         return self._prepared.result
+
+
+def _named(spec: CallSpec) -> tuple[str, int]:
+    """Return what a trace calls a call, and its bytes."""
+    what = Call.unpack(spec.descriptor(0, spec.direct), spec.count)
+    return f"{what.kind} {what.dtype}[{spec.count}]", spec.count * spec.itemsize
 
 
 def _difference(rows: list[list[int]]) -> str:

@@ -161,14 +161,12 @@ def _why_late(seen: Analysis, worst: RankRow) -> tuple[str, str]:
     if worst.ready > STARVED:
         return f", for it {_no_core(seen, worst)}", "use fewer ranks, or more cores"
     if _in_turns(seen):
-        return "", "the ranks take turns: look for uneven work, or too few cores"
+        return ", and others do so in turn", "look for uneven work, or too few cores"
     if worst.nbytes > _SAMPLES * mean:
         much = f"{worst.nbytes / mean:.2f} times the mean bytes"
         return f", for it moves {much}", "divide the work evenly"
-    return "", (
-        f"it computes longer between calls ({_between(seen, worst):.3g} s more than the mean): "
-        "give it fewer samples, or look at its processor, its disk, and its memory"
-    )
+    why = f", for it has {_between(seen, worst):.3g} s more to do between calls than the mean"
+    return why, "give it fewer samples, or look at its processor, its disk, and its memory"
 
 
 def _in_turns(seen: Analysis) -> bool:

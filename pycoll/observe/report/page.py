@@ -9,7 +9,7 @@ import numpy as np
 
 from pycoll.observe.report.advice import advise, headline
 from pycoll.observe.report.analysis import LATE_NS, Analysis
-from pycoll.observe.report.text import Table, above, changes, tables
+from pycoll.observe.report.text import Table, changes, facts, tables
 
 _SLOTS = 160  # columns of the picture over time
 _WIDTH, _ROW = 960, 26
@@ -23,7 +23,7 @@ table{border-collapse:collapse;width:100%}td,th{text-align:right;padding:.22rem 
 border-bottom:1px solid #e3e7ea;font-variant-numeric:tabular-nums;white-space:nowrap}
 .wide{overflow-x:auto}
 td:first-child,th:first-child{text-align:left}th{color:#566573;font-weight:600}
-svg{width:100%;height:auto}
+svg{width:100%;min-width:720px;height:auto}
 .key span{display:inline-block;width:.9em;height:.9em;margin:0 .35em 0 1em}
 """
 OWN, MOVES, WAITS = "#dfe6ea", "#4c8fc9", "#e08a3c"
@@ -39,7 +39,7 @@ def render(seen: Analysis, before: Analysis | None = None) -> str:
         shown = {"Changes": changes(before, seen)} | shown
     for title, table in shown.items():
         parts += [f"<h2>{html.escape(title)}</h2>", _table(table)]
-    parts.append(f'<p class="todo">{html.escape(above(seen)[-1])}</p>')
+    parts += [f'<p class="todo">{html.escape(line)}</p>' for line in facts(seen)]
     body = "\n".join(parts)
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>pycoll report</title>'
@@ -80,7 +80,7 @@ def _over_time(seen: Analysis) -> Iterator[str]:
                 _spread(waits[rank], enter, enter + group.waited_ns[place], slot)
     height, left = _ROW * len(ranks) + 24, 60
     wide = (_WIDTH - left) / _SLOTS
-    yield f'<svg viewBox="0 0 {_WIDTH} {height}" role="img">'
+    yield f'<div class="wide"><svg viewBox="0 0 {_WIDTH} {height}" role="img">'
     for row, rank in enumerate(ranks):
         top, tall = row * _ROW, _ROW - 6
         yield f'<text x="0" y="{top + 15}" font-size="13">rank {rank}</text>'
@@ -94,7 +94,7 @@ def _over_time(seen: Analysis) -> Iterator[str]:
     yield f'<text x="{left}" y="{y}" font-size="12" fill="#566573">0 s</text>'
     yield (
         f'<text x="{_WIDTH}" y="{y}" font-size="12" fill="#566573" text-anchor="end">'
-        f"{seen.seconds:.3g} s</text></svg>"
+        f"{seen.seconds:.3g} s</text></svg></div>"
     )
     keys = ((OWN, "own work"), (MOVES, "moves data"), (WAITS, "waits for others"))
     spans = "".join(f'<span style="background:{color}"></span>{text}' for color, text in keys)

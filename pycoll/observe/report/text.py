@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import median
 
 from pycoll.observe.page import size
 from pycoll.observe.report.advice import advise, headline
@@ -19,12 +20,22 @@ def above(seen: Analysis) -> list[str]:
     lines += [f"  to do: {f.advice}" for f in findings[:1] if f.advice]
     for finding in findings[1:]:
         lines += [f"also: {finding.text}", f"  to do: {finding.advice}"]
+    return lines + facts(seen)
+
+
+def facts(seen: Analysis) -> list[str]:
+    """Say what the trace is, and how exact."""
     trace = seen.trace
     calls = sum(row.calls for row in seen.ranks)
-    lines.append(
+    lines = [
         f"{len(seen.ranks)} ranks, {calls:,} calls in {seen.seconds:.3g} s; clock: {trace.clock}, "
         f"error below {trace.clock_error_ns / 1e3:.3g} us"
-    )
+    ]
+    if trace.device_error_ns:
+        lines.append(
+            "times on devices are those of CUDA's events, put on the clocks of their hosts, error "
+            f"below {trace.device_error_ns / 1e3:.3g} us"
+        )
     if seen.lost:
         lines.append(f"{seen.lost:,} calls were too fast for the disk, and are missing")
     return lines
@@ -33,10 +44,13 @@ def above(seen: Analysis) -> list[str]:
 def tables(seen: Analysis, most: int = 12) -> dict[str, Table]:
     """Return tables of ranks, collectives and call sites by their titles."""
     steps = {"Steps": _steps(seen)} if any(row.steps > 1 for row in seen.ranks) else {}
+    timed = any(stream.device for stream in seen.trace.streams)
+    devices = {"On devices": _devices(seen, most)} if timed else {}
     return {
         "Ranks": _ranks(seen),
         **steps,
         "Collectives": _collectives(seen, most),
+        **devices,
         "Call sites": _sites(seen, most),
     }
 
@@ -104,6 +118,21 @@ def _collectives(seen: Analysis, most: int) -> Table:
         for k in seen.kinds[:most]
     ]
     return head, rows
+
+
+def _devices(seen: Analysis, most: int) -> Table:
+    """Count what events have timed on devices, by the name of the call."""
+    rows: dict[str, list[tuple[int, int, int]]] = {}
+    for stream in seen.trace.streams:
+        for name, begin, total, nbytes, _, launched, _ in stream.device:
+            rows.setdefault(name, []).append((total, begin - launched, nbytes))
+    found = []
+    for name, calls in sorted(rows.items(), key=lambda row: -sum(call[0] for call in row[1])):
+        took, behind, _ = (median(column) * 1e-9 for column in zip(*calls, strict=True))
+        total = sum(call[0] for call in calls) * 1e-9
+        row = [size(calls[0][2]), f"{len(calls):,}", micro(took), micro(behind), f"{total:.3g} s"]
+        found.append([name, *row])
+    return ("on a device", "bytes", "calls", "median", "after launch", "total"), found[:most]
 
 
 def _sites(seen: Analysis, most: int) -> Table:

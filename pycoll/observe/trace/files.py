@@ -2,8 +2,8 @@
 
 ``NAME.calls`` has 38 bytes for each call, as `PACKED` says. ``NAME.jsonl`` has a head in its first
 line, and then lines that name call sites, messages, how much memory the rank used, what its system
-knew of its connections, how many samples it had in each step and how long it waited, and who held
-it up when it waited long.
+knew of its connections, how many samples it had in each step and how long it waited, what its
+device did, and who held it up when it waited long.
 """
 
 from __future__ import annotations
@@ -59,6 +59,8 @@ class Stream:
         links: By peer, counters as `pycoll.observe.links` reads them, again and again.
         steps: Rows of time in ns, samples of this rank, and seconds that its program waited, or
             None, for each step.
+        device: Rows of what a device did: name, when it began, on the host's clock, how long it
+            took, bytes, stream, when it was launched, and the error of these times; all in ns.
         lost: Calls for which there was no room.
     """
 
@@ -70,6 +72,7 @@ class Stream:
     held: list[dict[str, Any]] = field(default_factory=list)
     links: list[dict[int, dict[str, int]]] = field(default_factory=list)
     steps: list[list[Any]] = field(default_factory=list)
+    device: list[list[Any]] = field(default_factory=list)
     lost: int = 0
 
     @property
@@ -142,6 +145,8 @@ def _stream(path: Path) -> Stream:
                 stream.links.append({int(peer): one for peer, one in line["links"].items()})
             elif "step" in line:
                 stream.steps.append(line["step"])
+            elif "device" in line:
+                stream.device.append(line["device"])
             elif "lost" in line:
                 stream.lost = int(line["lost"])
         return stream

@@ -84,6 +84,11 @@ class Merged:
     end_ns: float
 
     @property
+    def device_error_ns(self) -> float:
+        """By how much times on devices may be off against the clocks of their hosts; 0: none."""
+        return max((row[-1] for stream in self.streams for row in stream.device), default=0.0)
+
+    @property
     def ranks(self) -> list[int]:
         """The ranks that have written something."""
         return sorted({stream.rank for stream in self.streams})

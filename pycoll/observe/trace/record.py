@@ -20,8 +20,8 @@ from pycoll import _C
 from pycoll.config import VERSION
 from pycoll.errors import ArgumentError, CollError
 from pycoll.observe.causes import find_causes
+from pycoll.observe.counters.stats import Counts, add, own_sight
 from pycoll.observe.processes import read
-from pycoll.observe.stats import Counts, add, own_sight
 from pycoll.observe.status import status
 from pycoll.observe.trace.files import FORMAT, RECORD, clock_of_host, pack
 
@@ -38,18 +38,21 @@ class Tracer:
     Args:
         session: A session on any transport.
         folder: Where the files go; it is made.
+        marks: Addresses of functions around each call; see `Marks` of csrc/engine/trace.h.
 
     Raises:
         ArgumentError: If the folder cannot be written.
     """
 
-    def __init__(self, session: Any, folder: str | os.PathLike[str]) -> None:
+    def __init__(
+        self, session: Any, folder: str | os.PathLike[str], marks: tuple[int, int] = (0, 0)
+    ) -> None:
         self._session = weakref.ref(session)
         self._engine, self._sites, self._heap = session.runner, session.sites, session.memory
         api = session.job.api if session.control is None else None
         self._links = getattr(api, "links", None)
         self._pid = os.getpid()
-        self._trace = _C.Trace(_CAPACITY)
+        self._trace = _C.Trace(_CAPACITY, *marks)
         self._known: set[int] = set()
         self._messages: list[list[Any]] = []
         self._visits = self._next_look = 0
@@ -177,6 +180,11 @@ class Tracer:
         """Note how many samples this rank had in a step of training, and how long it waited."""
         with self._lock:
             self._note({"step": [time.monotonic_ns(), samples, waited_s]})
+
+    def note_device(self, row: list[Any]) -> None:
+        """Note a call on a device; see `Stream.device`."""
+        with self._lock, contextlib.suppress(ValueError):  # the files are closed
+            self._note({"device": row})
 
     def counted(self) -> dict[str, Counts]:
         """Return what has been counted so far, by collective."""

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
+from pycoll.cuda import call_marks
 from pycoll.errors import CollError
 from pycoll.observe.attach import attach
 from pycoll.runtime.sessions.session import Session
@@ -248,7 +249,7 @@ def create(options: Any, backend_options: Any = None) -> ProcessGroupPycoll:
         limit, ranks = options.timeout.total_seconds(), options.global_ranks_in_group
         session = join(options.store, rank, size, limit, ranks, backend_options)
         session.job_ranks = list(ranks) or None
-        attach(session, metrics=False)
+        attach(session, call_marks, metrics=False)
     except CollError as error:
         raise as_torch(error, f"making group {name!r} on rank {rank} of {size}") from error
     return ProcessGroupPycoll(session, options.store, name, order_of(backend_options))

@@ -1,6 +1,7 @@
 // What tests can choose about launches and memory on the host.
 #pragma once
 
+#include <stddef.h>
 #include <stdint.h>
 
 extern "C" {
@@ -16,6 +17,10 @@ __attribute__((visibility("default"))) void pycoll_host_vmm(int bits, int descri
 
 // Accesses that have been made under schedulers so far.
 __attribute__((visibility("default"))) uint64_t pycoll_host_turns(void);
+
+// Writes what ranges have begun and ended since the last call, a line each, and returns its size;
+// what finds no room is lost.
+__attribute__((visibility("default"))) size_t pycoll_host_ranges(char* to, size_t nbytes);
 
 // Loads and stores so far that a device would have refused, as they were not aligned.
 __attribute__((visibility("default"))) uint64_t pycoll_host_misaligned(void);

@@ -182,6 +182,28 @@ def test_the_stage_of_processes(stage, gpu, host_kernels, monkeypatch, tmp_path)
     assert "| message, symmetric memory | 2 |" in (tmp_path / "report.md").read_text()
 
 
+def test_the_stage_of_traces(stage, gpu, host_kernels, monkeypatch, tmp_path):
+    """With threads for processes, and the ranges of the host library for a profiler."""
+    gpu("rows"), gpu("common")
+    traced, writer = gpu("traced"), gpu("rows").Writer(tmp_path / "rows.jsonl", "traced2")
+    monkeypatch.setattr(traced, "SIZES", (17, 3000))
+    cupy = sys.modules["cupy"]
+
+    def rank(comm):
+        comm.all_reduce(cupy.ones(17, cupy.float32))
+        traced.times(comm, cupy, writer, tmp_path)
+        traced.ranges(comm, cupy, writer, None)
+
+    run_threads(2, rank, config=Config(timeout_s=20, heap_bytes=1 << 28))
+    *written, heard = gpu("rows").read(tmp_path / "rows.jsonl")
+    assert [(row["count"], row["ok"], row["timed"]) for row in written] == [
+        (17, True, 20),
+        (3000, True, 20),
+    ]
+    assert all(0 < row["error_us"] <= 50 for row in written)
+    assert heard["ok"] is None
+
+
 class Pair(Binding):
     """Two ranks that add up float32."""
 

@@ -22,7 +22,7 @@ from pycoll.testing import run_processes, run_threads
 
 PHASES = {
     "X": {"name", "cat", "pid", "tid", "ts", "dur", "args"},
-    "M": {"name", "pid", "args"},
+    "M": {"name", "pid", "tid", "args"},
     "C": {"name", "pid", "ts", "args"},
     "s": {"name", "cat", "pid", "tid", "ts", "id"},
     "f": {"name", "cat", "pid", "tid", "ts", "id", "bp"},
@@ -81,7 +81,7 @@ def test_the_late_rank_is_named(tmp_path):
     assert headline(seen, found).startswith("rank 2 enters ")
     assert found[0].ranks == [2]
     starved = seen.ranks[2].ready > STARVED  # other programs may have the cores
-    assert ("fewer ranks" if starved else "it computes longer between calls") in found[0].advice
+    assert ("no core" if starved else "more to do between calls than the mean") in found[0].text
     assert seen.ranks[2].last >= 25
     shown = text.tables(seen)
     assert [row[0] for row in shown["Ranks"][1]] == ["0", "1", "2"]
@@ -217,12 +217,14 @@ def test_events_are_what_the_format_wants(tmp_path):
     ends = {e["id"]: e for e in events if e["ph"] == "f"}
     assert starts.keys() == ends.keys()
     assert all(type(key) is int for key in starts)  # Perfetto draws no arrow with another id
-    late = [e for e in starts.values() if e["pid"] == 1]
+    named = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert [named[tid] for tid in sorted(named)] == ["rank 0", "rank 1"]
+    late = [e for e in starts.values() if named[e["tid"]] == "rank 1"]
     assert len(late) >= 8  # from rank 1, which came last, to rank 0
     for key, start in starts.items():  # an arrow lies in slices of both ranks
         for event in (start, ends[key]):
             assert any(
-                c["pid"] == event["pid"]
+                c["tid"] == event["tid"]
                 and c["ts"] <= event["ts"] + 0.002 <= c["ts"] + c["dur"] + 0.01
                 for c in calls
             )

@@ -1,6 +1,7 @@
 """Counters, and what Prometheus gets of them."""
 
 import socket
+import urllib.error
 import urllib.request
 
 import numpy as np
@@ -28,7 +29,9 @@ def test_counters_are_what_happened():
     assert run_processes(2, rank) == [6, 6]
 
 
-def test_prometheus_gets_them():
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.2", "0.0.0.0"])
+def test_prometheus_gets_them(address):
+    """At the address that was asked for, and at no other."""
     pytest.importorskip("prometheus_client")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -38,12 +41,16 @@ def test_prometheus_gets_them():
         for _ in range(7):
             comm.barrier()
         comm.barrier()
-        with urllib.request.urlopen(f"http://127.0.0.1:{port + comm.rank}/metrics") as answer:
+        url = f"http://{{}}:{port + comm.rank}/metrics"
+        with urllib.request.urlopen(url.format(address)) as answer:
             lines = answer.read().decode().splitlines()
+        if address != "0.0.0.0":
+            with pytest.raises(urllib.error.URLError):
+                urllib.request.urlopen(url.format("127.0.0.3"))
         comm.barrier()
         return [line for line in lines if line.startswith("pycoll_calls_total")]
 
-    config = Config(timeout_s=8, heap_bytes=1 << 26, metrics_port=port)
+    config = Config(timeout_s=8, heap_bytes=1 << 26, metrics_port=port, metrics_address=address)
     for number, (line,) in enumerate(run_processes(1, rank, config=config)):
         assert line.startswith(f'pycoll_calls_total{{communicator="job",rank="{number}"}}')
         assert float(line.split()[-1]) >= 8

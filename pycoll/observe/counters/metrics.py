@@ -7,9 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pycoll.errors import ArgumentError, CollError
-from pycoll.observe.stats import BUCKETS_S, Stats, read
-
-ADDRESS = "127.0.0.1"  # whoever wants it elsewhere puts a proxy before it
+from pycoll.observe.counters.stats import BUCKETS_S, Stats, read
 
 
 class Metrics:
@@ -18,12 +16,13 @@ class Metrics:
     Args:
         session: The communicator of all ranks.
         port: The port of rank 0; rank r takes ``port + r``.
+        address: Where it listens.
 
     Raises:
         ArgumentError: If prometheus-client is missing, or the port is taken.
     """
 
-    def __init__(self, session: Any, port: int) -> None:
+    def __init__(self, session: Any, port: int, address: str) -> None:
         try:
             from prometheus_client import CollectorRegistry, start_http_server
         except ModuleNotFoundError:
@@ -35,10 +34,10 @@ class Metrics:
         registry = CollectorRegistry()
         registry.register(self)  # type: ignore[arg-type]
         try:
-            self._server, self._thread = start_http_server(self.port, ADDRESS, registry)
+            self._server, self._thread = start_http_server(self.port, address, registry)
         except OSError as error:
             raise ArgumentError(
-                f"rank {session.rank} cannot serve metrics at {ADDRESS}:{self.port}: {error}"
+                f"rank {session.rank} cannot serve metrics at {address}:{self.port}: {error}"
             ) from None
 
     def collect(self) -> Iterator[Any]:

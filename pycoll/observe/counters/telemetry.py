@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from pycoll.errors import ArgumentError
-from pycoll.observe.metrics import all_stats
+from pycoll.observe.counters.metrics import all_stats
 
 PLAIN = {
     "pycoll.calls": ("counter", "calls", "{call}", "Calls begun."),
