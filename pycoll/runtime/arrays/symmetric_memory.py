@@ -42,6 +42,7 @@ class Memory:
         self.region = region
         self._registered: dict[int, _Registered] = {}  # by first byte
         self._lent: list[_Loan] = []
+        self._left: list[Any] = []
 
     def __del__(self) -> None:
         """Move back what is registered still: its memory outlives the last communicator."""
@@ -63,6 +64,11 @@ class Memory:
         if len(extent) > _MOST_AXES:
             raise ArgumentError(f"shape has {len(extent)} dimensions, at most {_MOST_AXES} can be")
         return raising(self.heap.empty, self.region, extent, kind, zero)
+
+    def leave(self, block: Any) -> None:
+        """Keep a block as long as the heap: peers may read it when its communicator has gone."""
+        if block is not None:
+            self._left.append(block)
 
     @contextmanager
     def allocating(self) -> Iterator[None]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
-from pycoll.torch.backend.accelerate import offer_to_accelerate
+from pycoll.torch.backend.by_name import offer_to_accelerate, offer_to_ignite
 from pycoll.torch.backend.group import ProcessGroupPycoll, create
 from pycoll.torch.backend.patches import (
     keep_error_types,
@@ -41,6 +41,7 @@ def register() -> None:
     offer_monitored_barrier(ProcessGroupPycoll)
     use_python_hooks(ProcessGroupPycoll)
     offer_to_accelerate(NAME)
+    offer_to_ignite(NAME)
 
 
 def make_default(device: str = "cpu") -> None:

@@ -70,6 +70,7 @@ class RaggedCollectives(Collectives):
     """
 
     _tables: dict[tuple, _C.BoundCall]  # exchanges made before, by their types and sizes
+    _shown: Any = None  # what peers may read still, see `show_made`
 
     def all_gatherv(
         self, x: torch.Tensor, sizes: Rows | None = None, timeout: float | None = None
@@ -151,21 +152,18 @@ class RaggedCollectives(Collectives):
                 stay until they have used it. If it raises, see `gather_made`.
             use: Gets the rows of all ranks, ``[world_size, ...]``, and returns the result. Until it
                 has returned on all ranks, what they show stays.
+
+        The ranks meet but once, before they read. That all of them have read is known when they
+        meet for the next such call: only then what this rank showed is given up.
         """
 
         def whole() -> torch.Tensor:
             request = self._caller.request(Kind.ALL_GATHER, opts)
             self._caller.session.call_site = request.site
             row, shown = make()
-            found: list[torch.Tensor] = []
-
-            def read() -> None:
-                found.append(use(self._gather_equal(request, row).numpy()))
-                self._caller.calls.barrier(request.site, request.timeout_s)
-
-            self._caller.in_parts(read, 2)()
-            del shown
-            return found[0]
+            table = self._gather_equal(request, row).numpy()
+            self._shown = shown
+            return use(table)
 
         opts = c10d.AllgatherOptions()
         return self._make(what, lambda _: whole, None)

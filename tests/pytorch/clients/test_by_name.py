@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
 import pycoll.torch  # noqa: E402
-from pycoll.torch.backend.accelerate import offer_to_accelerate  # noqa: E402
+from pycoll.torch.backend.by_name import offer_to_accelerate, offer_to_ignite  # noqa: E402
 from torchrun_ranks import load, on_torchrun  # noqa: E402
 
 TREE = Path(__file__).resolve().parents[3]
@@ -40,6 +40,38 @@ def accelerate_by_name(backend):
 def test_accelerate():
     load("accelerate")
     ours, theirs = (on_torchrun(2, accelerate_by_name, name) for name in ("pycoll", "gloo"))
+    assert ours == theirs
+    assert ours[0] == ours[1]
+
+
+def ignite_by_name(backend):
+    import ignite.distributed as idist
+
+    with idist.Parallel(backend=backend) as parallel:
+        assert idist.backend() == dist.get_backend() == backend
+        model = idist.auto_model(torch.nn.Linear(4, 1), find_unused_parameters=False)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.fill_(0.5)
+        optimizer = idist.auto_optim(torch.optim.SGD(model.parameters(), 0.1))
+        losses = []
+
+        def train(local_rank):
+            for step in range(3):
+                x = torch.full((2, 4), float(step + local_rank))
+                loss = model(x).square().mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                losses.append(idist.all_reduce(loss.detach()).item())
+
+        parallel.run(train)
+    return losses
+
+
+def test_ignite():
+    load("ignite")
+    ours, theirs = (on_torchrun(2, ignite_by_name, name) for name in ("pycoll", "gloo"))
     assert ours == theirs
     assert ours[0] == ours[1]
 
@@ -203,3 +235,17 @@ def test_other_versions_of_accelerate(monkeypatch):
     assert prepare(True, False, "pycoll", more=3) == ("pycoll", 3)
     assert prepare(cpu=True, backend="mpi") == ("gloo", 0)
     assert prepare() == ("gloo", 0)
+
+
+def test_other_versions_of_ignite(monkeypatch):
+    """One with a list of names gets the name, once; one without it stays as it is."""
+    native = types.ModuleType("ignite.distributed.comp_models.native")
+    monkeypatch.setitem(sys.modules, native.__name__, native)
+    offer_to_ignite("pycoll")
+    native._NativeDistModel = types.SimpleNamespace(available_backends=("gloo",))
+    for _ in range(2):
+        offer_to_ignite("pycoll")
+        assert native._NativeDistModel.available_backends == ("gloo", "pycoll")
+    native._NativeDistModel.available_backends = None
+    offer_to_ignite("pycoll")
+    assert native._NativeDistModel.available_backends is None

@@ -1,0 +1,168 @@
+"""The trainers whose tests are run: packages, where the tests are from, and which of them."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+
+TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29533"]
+
+
+@dataclass
+class Run:
+    """Tests of pytest, or one program that passes if it exits with 0."""
+
+    label: str
+    words: list[str]
+    program: bool = False
+    env: dict[str, str] = field(default_factory=dict)
+    folder: str = "."
+    limit_s: float = 1800
+
+
+@dataclass
+class Trainer:
+    """A trainer of PyTorch; ``sdist`` or ``checkout`` has its tests, if the wheel has not."""
+
+    name: str
+    version_of: str
+    packages: list[str]
+    runs: list[Run]
+    sdist: str | None = None
+    checkout: str | None = None
+
+
+def pytest_run(label, *words, each_s=120, **more):
+    """Return a run of pytest with a limit for each test."""
+    return Run(label, ["-m", "pytest", "-q", f"--timeout={each_s}", *words], **more)
+
+
+def scripts(*names):
+    """Return a run under torchrun for each of Accelerate's test scripts."""
+    module = "accelerate.test_utils.scripts."
+    env = {"ACCELERATE_USE_CPU": "true"}
+    return [Run(n, [*TORCHRUN, "-m", module + n], True, env, limit_s=300) for n in names]
+
+
+IGNITE_PARTS = ["distributed", "engine", "handlers", "metrics", "base"]
+IGNITE = Trainer(
+    "ignite",
+    "pytorch-ignite",
+    ["pytorch-ignite==0.5.5", "scikit-learn", "torchvision", "tqdm", "scipy", "pandas"],
+    [
+        pytest_run("tests that start their ranks", "tests/ignite/distributed", each_s=300),
+        pytest_run(
+            "tests marked distributed, 2 ranks",
+            *["--dist=each", "--tx=2*popen", "-m", "distributed", "--max-worker-restart=0"],
+            *[f"tests/ignite/{part}" for part in IGNITE_PARTS],
+            env={"WORLD_SIZE": "2"},
+        ),
+    ],
+    sdist="pytorch-ignite==0.5.5",
+)
+
+ACCELERATE = Trainer(
+    "accelerate",
+    "accelerate",
+    [
+        *["accelerate==1.15.0", "transformers", "datasets", "evaluate", "parameterized"],
+        *["scikit-learn", "scipy", "torchdata", "tqdm"],
+    ],
+    [
+        pytest_run(
+            "its test files of CPUs",
+            *[f"tests/test_{part}.py" for part in ("cpu", "grad_sync", "optimizer", "scheduler")],
+            "tests/test_metrics.py",
+        ),
+        *scripts("test_script", "test_sync", "test_ops", "test_distributed_data_loop"),
+        *scripts("test_ddp_comm_hook", "test_merge_weights", "external_deps.test_metrics"),
+        *scripts("external_deps.test_checkpointing", "external_deps.test_performance"),
+        *scripts("external_deps.test_peak_memory_usage"),
+    ],
+    sdist="accelerate==1.15.0",
+)
+
+DEEPSPEED_ENV = {
+    **{"DS_ACCELERATOR": "cpu", "LOCAL_SIZE": "4", "DS_DISABLE_REUSE_DIST_ENV": "1"},
+    **{"DS_UNITTEST_TIMEOUT": "300", "DS_SKIP_CUDA_CHECK": "1"},
+}
+ZERO_PARTS = [
+    *["context", "context_return", "context_ancestry", "nesting_init", "dynamic_class"],
+    *["grad_clip", "allreduce_fetch_params", "config", "leaf_module", "tiled"],
+]
+DEEPSPEED = Trainer(
+    "deepspeed",
+    "deepspeed",
+    ["deepspeed==0.19.5", "setuptools<82", "ninja", "transformers", "tabulate", "mup"],
+    [
+        pytest_run("unit/comm", "tests/unit/comm", each_s=600, env=DEEPSPEED_ENV),
+        pytest_run(
+            "of unit/runtime/zero",
+            *[f"tests/unit/runtime/zero/test_zero_{part}.py" for part in ZERO_PARTS],
+            *[
+                f"tests/unit/runtime/zero/test_{p}.py"
+                for p in ("ignore_unused_parameters", "unwrap_model")
+            ],
+            each_s=600,
+            env=DEEPSPEED_ENV,
+        ),
+    ],
+    checkout="DeepSpeed-0.19.5",
+)
+
+LIGHTNING_PARTS = [
+    *["strategies/test_ddp.py", "strategies/test_ddp_integration.py"],
+    *["trainer/logging_/test_distributed_logging.py", "utilities/test_all_gather_grad.py"],
+    *["overrides/test_distributed.py", "models/test_ddp_fork_amp.py"],
+]
+FABRIC_PARTS = [
+    *["plugins/collectives", "strategies/test_ddp.py", "strategies/test_ddp_integration.py"],
+    *["strategies/launchers", "utilities/test_distributed.py"],
+]
+LIGHTNING = Trainer(
+    "lightning",
+    "lightning",
+    [
+        *["lightning==2.6.5", "scikit-learn", "cloudpickle", "psutil", "tensorboard", "pandas"],
+        *[
+            "tensorboardX",
+            "jsonargparse[signatures]",
+            "pytest-rerunfailures",
+            "pytest-random-order",
+        ],
+    ],
+    [
+        pytest_run("Fabric", *FABRIC_PARTS, folder="tests/tests_fabric"),
+        pytest_run("Trainer", *LIGHTNING_PARTS, folder="tests/tests_pytorch"),
+    ],
+    checkout="pytorch-lightning-2.6.5",
+)
+
+TITAN = [
+    *["--job.config_file", "torchtitan/models/llama3/train_configs/debug_model.toml"],
+    *["--training.steps", "4", "--training.seq_len", "128", "--training.local_batch_size", "2"],
+]
+TITAN_RUNS = {
+    "llama3 debug model, FSDP2": [],
+    "llama3 debug model, tensor parallel": ["--parallelism.tensor_parallel_degree", "2"],
+}
+TORCHTITAN = Trainer(  # 0.3 takes its attention from FlexAttention, which trains on GPUs only
+    "torchtitan",
+    "torchtitan",
+    ["torchtitan==0.2.2", "triton"],
+    [
+        Run(label, [*TORCHRUN, HERE / "titan_on_cpus.py", *TITAN, *more], True, limit_s=600)
+        for label, more in TITAN_RUNS.items()
+    ],
+    checkout="torchtitan-0.2.2",
+)
+
+RAY_ENV = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+RAY = Trainer(
+    "ray",
+    "ray",
+    ["ray[train]"],
+    [Run("TorchTrainer of two workers", [HERE / "ray_steps.py"], True, RAY_ENV, limit_s=600)],
+)
+
+TRAINERS = {t.name: t for t in (IGNITE, ACCELERATE, DEEPSPEED, LIGHTNING, TORCHTITAN, RAY)}
