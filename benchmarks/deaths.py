@@ -104,17 +104,28 @@ while True:
 """
 
 
-def shared_bytes():
-    """Return the bytes of shared memory that this machine has given out."""
-    lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    return int(lines["Shmem"].split()[0]) << 10
+def shared_memory(pids):
+    """Return the bytes of each piece of shared memory that processes have open, by its inode."""
+    found = {}
+    for pid in pids:
+        with contextlib.suppress(OSError):  # it has ended
+            for fd in Path(f"/proc/{pid}/fd").iterdir():
+                with contextlib.suppress(OSError):
+                    if os.readlink(fd).startswith("/memfd:"):
+                        state = os.stat(fd)
+                        found[state.st_ino] = 512 * state.st_blocks
+            for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+                words = line.split()
+                if len(words) > 5 and words[5].startswith("/memfd:"):
+                    found.setdefault(int(words[4]), 0)
+    return found
 
 
 def names(folder):
-    """Return all files where jobs could leave any, and the segments of System V."""
-    places = Path("/dev/shm"), Path("/dev/mqueue"), Path(folder)
-    found = {str(path) for place in places if place.exists() for path in place.rglob("*")}
-    return found | set(Path("/proc/sysvipc/shm").read_text().splitlines())
+    """Return all files where jobs could leave any."""
+    places = Path("/dev/shm"), Path("/dev/mqueue")
+    found = {str(path) for place in places for path in place.rglob("*pycoll*")}
+    return found | {str(path) for path in Path(folder).rglob("*")}
 
 
 def lives(pid):
@@ -124,15 +135,15 @@ def lives(pid):
 
 
 def kill_all(ranks):
-    """Kill a job and its launcher; return what it had, and what it has left, in bytes and names."""
+    """Kill a job and its launcher; return the bytes that it had, and what it has left."""
     with tempfile.TemporaryDirectory() as folder:
         environ = os.environ | {"TMPDIR": folder, "PYTHONPATH": str(ROOT), "HOME": folder}
-        before, there = shared_bytes(), names(folder)
+        there = names(folder)
         words = [sys.executable, "-m", "pycoll", "run", "-n", str(ranks)]
         words += [sys.executable, "-c", PROGRAM]
         job = subprocess.Popen(words, env=environ, stdout=subprocess.PIPE, text=True, cwd=folder)
         pids = [int(job.stdout.readline().split()[-1]) for _ in range(ranks)]
-        held = shared_bytes() - before
+        held = shared_memory(pids)
         for pid in (*pids, job.pid):
             with contextlib.suppress(ProcessLookupError):  # the others have ended it
                 os.kill(pid, signal.SIGKILL)
@@ -140,9 +151,9 @@ def kill_all(ranks):
         until = time.monotonic() + 10
         while any(map(lives, pids)) and time.monotonic() < until:
             time.sleep(0.01)
-        time.sleep(0.2)  # the kernel takes the pages back
-        alive = sum(map(lives, pids))
-        return held, shared_bytes() - before, len(names(folder) - there), alive
+        everybody = [name for name in os.listdir("/proc") if name.isdigit()]
+        kept = sum(held[inode] for inode in shared_memory(everybody) if inode in held)
+        return sum(held.values()), kept, len(names(folder) - there), sum(map(lives, pids))
 
 
 def main():
@@ -175,13 +186,13 @@ def report(name, heard, deaths, left, share):
         ("while the others are in", "survivors", "median", "p99", "p100"),
         [row(what) for what in (*CALLS, *(f"{n} ranks" for n in WORLDS), "all") if what in heard],
     )
-    held, after, files, alive = (np.array(column) for column in zip(*left, strict=True))
+    held, kept, files, alive = (np.array(column) for column in zip(*left, strict=True))
     lines += [
         "",
         f"Of {len(left)} jobs of 4 ranks, of which the launcher and all ranks were killed in the "
         f"middle of a call: they held {held.min() >> 20} to {held.max() >> 20} MiB of shared "
-        f"memory; after it the machine had {after.max()} bytes more than before, at most; "
-        f"{files.sum()} files or segments and {alive.sum()} processes were left.",
+        f"memory, of which {kept.max()} bytes were still in use; {files.sum()} files and "
+        f"{alive.sum()} processes were left.",
     ]
     about = f"{deaths} deaths by SIGKILL. Other processes used {share:.0%} of the cores."
     found = {"seconds": heard, "left": [list(map(int, row)) for row in left]}
