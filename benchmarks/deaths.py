@@ -195,7 +195,8 @@ def report(name, heard, deaths, left, share):
         f"{alive.sum()} processes were left.",
     ]
     about = f"{deaths} deaths by SIGKILL. Other processes used {share:.0%} of the cores."
-    found = {"seconds": heard, "left": [list(map(int, row)) for row in left]}
+    ms = {what: [round(1e3 * value, 1) for value in heard[what]] for what in heard if what in CALLS}
+    found = {"ms": ms, "left": [list(map(int, row)) for row in left]}
     pages.write(name, "How soon survivors hear of a death", about, lines, **found)
 
 
