@@ -1,7 +1,7 @@
 """Instructions of one call, counted by callgrind: the same on a busy machine as on an idle one.
 
-Counted is what one `all_reduce` of 8 bytes executes, from where the method hands its arguments to
-the fast path until the result is there: in a world of one rank, or on the rank that enters each
+Counted is what one `all_reduce` of 8 bytes executes, from where Python enters the extension until
+the result is there: in a world of one rank, or on the rank that enters each
 call last of two and so never waits (`--ranks 2`). Runs of few and of many calls are subtracted, so
 that what only happens at the beginning does not count.
 
@@ -10,8 +10,9 @@ that what only happens at the beginning does not count.
     python benchmarks/instructions.py --tree /path/to/an/older/checkout
 
 The other checkout, which has to be built with the same flags, is counted with its own Python code,
-in the same way, and functions tell where the two differ. It needs valgrind, and takes some 20
-seconds for each run: two of them untraced, and two traced.
+in the same way, and functions tell where the two differ. It needs valgrind, which knows no AVX-512:
+so not a library that is built for this processor alone (`PYCOLL_ISA=native`). Each run takes some
+20 seconds: two of them untraced, and two traced.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-INSIDE = "*fast_or_slow(pycoll::*State*"
+INSIDE = "*pycoll::*::call(_object*"
 FEW, MANY = 200, 600
 PROGRAM = """
 import os, sys, time
@@ -73,7 +74,7 @@ def executed(tree, ranks, calls, traced):
             "PYTHONHASHSEED": "0",
         }
         done = subprocess.run(words, env=env, cwd=folder, capture_output=True, text=True)
-        if not out.exists():
+        if done.returncode or not out.exists():
             raise SystemExit(f"callgrind has counted nothing:\n{done.stderr[-2000:]}")
         found = by_function(out.read_text())
     if not found:
