@@ -1,7 +1,7 @@
-"""Random SIGKILLs while `examples/elastic.py` trains: does it end, with the same bits, how soon?
+"""Random SIGKILLs while an example trains: does it end, with the same bits, how soon?
 
     python benchmarks/elastic.py --jobs 20 --ranks 4 --zero 2
-    python benchmarks/elastic.py --jobs 200 --gpt --steps 40 --pause 0.3 --kills 3
+    python benchmarks/elastic.py --jobs 200 --gpt --steps 400
 
 Each job is killed at random moments, a random rank each time; the next one after the ranks have met
 again, or with ``--zero 0``, where one rank's state is enough, at any time. It must end well, soon;
@@ -9,7 +9,8 @@ its ranks must have the same parameters; with as many ranks as before (``--ranks
 those of a job that nobody killed. Prints the time from a kill to the end of the next step after the
 ranks have met again: with ``--ranks 4`` they wait for the process that is started again, with
 ``--ranks 2..4`` they do not. A job that fails is counted, its output printed; the others go on.
-With ``--gpt`` the network is a tiny GPT; a job takes seconds, and is killed at least once.
+The example is ``examples/elastic.py``, with ``--gpt`` ``examples/train_gpt.py --elastic`` with a
+small model. Each job is killed soon after its first step, and every so often from then on.
 """
 
 import argparse
@@ -26,6 +27,10 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+SMALL = ["elastic.py"]
+GPT = ["train_gpt.py", "--elastic", "4", *"--batch 16 --length 32 --features 32 --depth 2".split()]
+GPT += ["--text-bytes", "500000"]
+STEP = re.compile(r"step +\d+(/\d+ |:) *loss (\d\S+)")
 
 
 class Failure(Exception):
@@ -36,10 +41,11 @@ class Run:
     """One job: what it has printed, with the times, and its ranks."""
 
     def __init__(self, ranks, zero, steps, gpt, limit_s, pause):
-        script = str(ROOT / "examples" / "elastic.py")
-        words = ["run", "-n", ranks, "--elastic", "--restarts", "1000", script, "--every", "1"]
-        words += ["--zero", str(zero), "--steps", str(steps), "--pause", str(pause)]
-        words += ["--gpt"] * gpt
+        words = ["run", "-n", ranks, "--elastic", "--restarts", "1000"]
+        name, *rest = GPT if gpt else SMALL
+        words += [str(ROOT / "examples" / name), *rest]
+        words += [] if gpt else ["--pause", str(pause), "--every", "1"]
+        words += ["--zero", str(zero), "--steps", str(steps)]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "pycoll", *words],
             env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -66,7 +72,7 @@ class Run:
         return time.monotonic() - max(last, self.begun) > self.limit_s
 
     def has_begun(self):
-        return any(line.startswith("step") for _, line in self.lines)
+        return any(STEP.match(line) for _, line in self.lines)
 
     def met_again(self):
         """Whether the ranks have taken a step since the last kill."""
@@ -89,7 +95,7 @@ class Run:
             reader.join()
         if status:
             self.give_up(f"status {status}")
-        return {line for _, line in self.lines if line.startswith("params")}
+        return {line.split()[1] for _, line in self.lines if line.startswith("params")}
 
     def give_up(self, what):
         self.process.kill()
@@ -98,17 +104,12 @@ class Run:
 
     def loss(self):
         """The loss of the last step."""
-        return float([line for _, line in self.lines if line.startswith("step")][-1].split()[-1])
+        return float([found[2] for _, line in self.lines if (found := STEP.match(line))][-1])
 
     def delays(self):
-        """Seconds from each kill to the first step after the next change."""
-        found = []
-        for at in self.killed:
-            after = iter([(t, line) for t, line in self.lines if t > at])
-            changed = any("ranks;" in line for _, line in after)  # leaves `after` behind it
-            step = next((t for t, line in after if re.match(r"step \d+: loss", line)), None)
-            found += [step - at] if changed and step else []
-        return found
+        """Seconds from each kill to the end of the first step after the next change."""
+        ends = [t for t, line in self.lines if "ranks;" in line]  # printed when it has been taken
+        return [min(late) - at for at in self.killed if (late := [t for t in ends if t > at])]
 
 
 def main():
@@ -117,12 +118,14 @@ def main():
     parser.add_argument("--ranks", default="4", help="as for pycoll run -n (4)")
     parser.add_argument("--zero", type=int, default=2)
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--pause", type=float, default=0.03, help="seconds after each step")
+    parser.add_argument(
+        "--pause", type=float, default=0.03, help="s after each step, without --gpt"
+    )
     parser.add_argument("--every", type=float, default=5.0, help="mean seconds between kills (5)")
     parser.add_argument("--kills", type=int, default=1000, help="in a job, at most")
     parser.add_argument("--limit", type=float, default=120.0, help="a hang: s without a line (120)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--gpt", action="store_true", help="train a tiny GPT")
+    parser.add_argument("--gpt", action="store_true", help="examples/train_gpt.py")
     args = parser.parse_args()
     chance, begun, failures = random.Random(args.seed), time.monotonic(), Counter()
     given = args.ranks, args.zero, args.steps, args.gpt, args.limit
@@ -163,8 +166,7 @@ def torment(run, args, chance):
     """Kill ranks of a job until it ends; the first soon after it has begun."""
     while run.process.poll() is None and not run.has_begun() and not run.is_stuck():
         time.sleep(0.05)
-    soon = min(1.0, 2 * args.every) if args.gpt else 2 * args.every
-    due = time.monotonic() + chance.uniform(0, soon)
+    due = time.monotonic() + chance.uniform(0, min(2.0, 2 * args.every))
     while run.process.poll() is None:
         time.sleep(0.01)
         if run.is_stuck():

@@ -18,26 +18,42 @@ def library_files() -> list[Path]:
     return [root / path for path in sorted(files) if not UNSUITED & set(path.parts)]
 
 
-def load(comm: pycoll.Communicator, limit: int | None = None) -> tuple[np.ndarray, ...]:
-    """Read the text on rank 0 and hand it to all.
+def read(limit: int | None = None) -> tuple[np.ndarray, ...]:
+    """Read the text.
 
     Args:
-        comm: All ranks.
         limit: Bytes of each part that are wanted; None: all.
 
     Returns:
         Bytes to train on and bytes held out, as uint8.
     """
-    parts = [np.zeros(0, np.uint8)] * 2
-    if comm.rank == 0:
-        files = [path.read_bytes() for path in library_files()]
-        held_out = files[::HELD_OUT]
-        del files[::HELD_OUT]
-        texts = [b"".join(texts)[:limit] for texts in (files, held_out)]
-        parts = [np.frombuffer(text, np.uint8) for text in texts]
+    files = library_files()
+    held_out = files[::HELD_OUT]
+    del files[::HELD_OUT]
+    return _start(files, limit), _start(held_out, limit)
+
+
+def _start(files: list[Path], limit: int | None) -> np.ndarray:
+    """Return the first bytes of the contents of files."""
+    text = bytearray()
+    for path in files:
+        if limit is not None and len(text) >= limit:
+            break
+        text += path.read_bytes()
+    return np.frombuffer(text, np.uint8)[:limit]
+
+
+def load(comm: pycoll.Communicator, limit: int | None = None) -> tuple[np.ndarray, ...]:
+    """Read the text on rank 0 and hand it to all.
+
+    Args:
+        comm: All ranks.
+        limit: As for `read`, which says what is returned.
+    """
+    parts = read(limit) if comm.rank == 0 else (np.zeros(0, np.uint8),) * 2
     sizes = comm.broadcast(np.array([len(part) for part in parts]))
     if comm.rank > 0:
-        parts = [np.empty(size, np.uint8) for size in sizes]
+        parts = tuple(np.empty(size, np.uint8) for size in sizes)
     return tuple(comm.broadcast(part) for part in parts)
 
 

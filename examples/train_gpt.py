@@ -2,16 +2,20 @@
 
     pycoll run -n 4 examples/train_gpt.py --mesh dp=2,tp=2 --zero 3 --plot loss.png
     pycoll run -n 4 examples/train_gpt.py --mesh dp=2,pp=2 --micro-batches 4 --schedule zb_h1
+    pycoll run -n 4 --elastic examples/train_gpt.py --elastic --zero 2 --save run/
 
 Weights, batches and dropout depend on global positions only, so that a run on another mesh trains
 the same model; with ``--order tree``, to the same bits for all ways to divide the micro-batches
-among a power of two of ranks. The last line has a digest of the parameters.
+among a power of two of ranks. The last line has a digest of the parameters. With ``--elastic`` it
+goes on when ranks are killed, and takes in those that the launcher starts in their place.
 """
 
 import argparse
 import hashlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,11 +27,14 @@ import pycoll
 from pycoll.parallel import (
     AdamW,
     DataParallel,
+    Elastic,
     Ledger,
     Mesh,
     Pipeline,
     StepReport,
     WarmupCosine,
+    load,
+    save,
 )
 from pycoll.parallel.channels import Metered
 from pycoll.parallel.context.split import KINDS, Context
@@ -36,8 +43,10 @@ from pycoll.parallel.pipeline.registry import find
 from pycoll.parallel.random import Cursor, Key, integers
 
 Take = Callable[[np.ndarray], np.ndarray]
+Rows = Callable[[int, int], tuple[np.ndarray, np.ndarray]]
+Taken = tuple[int, StepReport, Counter[str], float]
 PRECISION = {"float32": "fp32", "float64": "fp64", "bfloat16": "bf16", "float16": "fp16"}
-EVAL_WINDOWS, EVAL_CHUNK, NGRAM = 256, 16, 3
+EVAL_WINDOWS, EVAL_CHUNK, ORDERS = 256, 16, (3, 4)
 
 
 def arguments() -> argparse.Namespace:
@@ -53,6 +62,16 @@ def arguments() -> argparse.Namespace:
     add("--steps", type=int, default=1000)
     add("--batch", type=int, default=16, help="windows of text in a step, over all ranks (16)")
     add("--micro-batches", type=int, default=1, help="parts that each rank's share is cut into (1)")
+    add(
+        "--elastic",
+        type=int,
+        nargs="?",
+        const=8,
+        metavar="PARTS",
+        help="go on when ranks die or come; PARTS is into how many the batch is cut (8)",
+    )
+    add("--save", metavar="FOLDER", help="of checkpoints; goes on from the newest one there")
+    add("--save-every", type=int, default=100, metavar="N", help="steps between two of them (100)")
     add("--dtype", default="float32", choices=PRECISION, help="type of the parameters")
     add("--array", default="numpy", choices=("numpy", "torch", "cupy"), help="library")
     add("--order", default="tree", choices=("tree", "rank", "any"), help="order of sums over ranks")
@@ -75,6 +94,8 @@ def arguments() -> argparse.Namespace:
     args = parser.parse_args()
     if args.text_bytes is not None and args.text_bytes <= args.length:
         parser.error(f"--text-bytes {args.text_bytes}: more than --length {args.length} are needed")
+    if args.elastic and args.micro_batches > 1:
+        parser.error("--micro-batches are of each rank; with --elastic say how many parts all have")
     return args
 
 
@@ -99,31 +120,19 @@ def windows(text: np.ndarray, key: Key, count: int, length: int) -> np.ndarray:
 
 
 class MicroBatches:
-    """This rank's part of a batch; tells the layers where they are when one is taken."""
+    """This rank's part of a batch."""
 
-    def __init__(
-        self,
-        batch: np.ndarray,
-        share: tuple[int, int],
-        parts: int,
-        cursor: Cursor,
-        step: int,
-        take: Take,
-    ) -> None:
-        """Take part `share` of ``(rank, ranks)`` of a batch and cut it into `parts`.
-
-        `take` returns this rank's positions of a sequence.
-        """
+    def __init__(self, rows: Rows, batch: int, share: tuple[int, int], parts: int) -> None:
+        """Take part `share` of ``(rank, ranks)`` of a batch of a size and cut it into `parts`."""
         rank, ranks = share
-        if len(batch) % (ranks * parts):
+        if batch % (ranks * parts):
             raise SystemExit(
-                f"--batch {len(batch)} is not divisible by {ranks} data-parallel ranks x "
+                f"--batch {batch} is not divisible by {ranks} data-parallel ranks x "
                 f"{parts} micro-batches"
             )
-        self.size = len(batch) // (ranks * parts)
+        self.size = batch // (ranks * parts)
         self.first = rank * parts * self.size
-        self.batch, self.parts, self.cursor, self.step = batch, parts, cursor, step
-        self.take = take
+        self.rows, self.parts = rows, parts
 
     def __len__(self) -> int:
         return self.parts
@@ -131,19 +140,24 @@ class MicroBatches:
     def __getitem__(self, i: int) -> tuple[np.ndarray, np.ndarray]:
         if not 0 <= i < self.parts:
             raise IndexError(i)
-        start = self.first + i * self.size
-        self.cursor.at(self.step, start)
-        rows = self.batch[start : start + self.size]
-        return self.take(rows[:, :-1]), self.take(rows[:, 1:])
+        return self.rows(self.first + i * self.size, self.size)
 
 
 class Trainer:
     """A model on a mesh with its text."""
 
-    def __init__(self, comm: pycoll.Communicator, args: argparse.Namespace) -> None:
-        self.comm, self.args, self.mesh = comm, args, Mesh(comm, **args.mesh)
-        mesh, self.key = self.mesh, Key(args.seed)
+    def __init__(self, args: argparse.Namespace, text: tuple[np.ndarray, ...]) -> None:
+        """Take bytes to train on, and bytes to test with."""
+        self.args, self.key = args, Key(args.seed)
+        self.train, self.test = text
         self.cursor, self.tensor_ledger = Cursor(), Ledger()
+        self.rate = WarmupCosine(args.lr, max(1, args.steps // 20), args.steps, floor=args.lr / 10)
+
+    def build(self, comm: pycoll.Communicator) -> DataParallel:
+        """Make mesh and engine of the ranks of a communicator; return the engine."""
+        args = self.args
+        self.comm, self.mesh = comm, Mesh(comm, **args.mesh)
+        mesh = self.mesh
         tp = mesh.group("tp") if mesh.size("tp") > 1 else None
         context = Context(mesh.cp, args.context) if mesh.size("cp") > 1 else None
         self.take: Take = context.take if context else lambda rows: rows
@@ -161,8 +175,6 @@ class Trainer:
         )
         model = GPT(config, args.seed, tied=args.tied)
         self.loss = model.loss()
-        rate = WarmupCosine(args.lr, max(1, args.steps // 20), args.steps, floor=args.lr / 10)
-        self.rate = rate
         stages = mesh.size("pp") > 1
         flush = not stages or find(args.schedule).steps == 1
         self.engine = (Pipeline if stages else DataParallel)(
@@ -182,14 +194,21 @@ class Trainer:
         )
         self.data_ranks = mesh.size("replica") * mesh.size("dp")
         self.data_rank = mesh.coordinate("replica") * mesh.size("dp") + mesh.coordinate("dp")
-        self.train, self.test = python_text.load(comm, args.text_bytes)
+        return self.engine
+
+    def rows(self, step: int, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return inputs and targets of some windows of a step; tell the layers where they are."""
+        key = self.key.fold("batch", step)
+        batch = windows(self.train, key, self.args.batch, self.args.length)
+        self.cursor.at(step, start)
+        rows = batch[start : start + count]
+        return self.take(rows[:, :-1]), self.take(rows[:, 1:])
 
     def step(self, step: int) -> tuple[StepReport, Counter[str], float]:
         """Train on one batch; return the engine's report, bytes by purpose and seconds waited."""
-        key = self.key.fold("batch", step)
-        batch = windows(self.train, key, self.args.batch, self.args.length)
-        share = (self.data_rank, self.data_ranks)
-        micro = MicroBatches(batch, share, self.args.micro_batches, self.cursor, step, self.take)
+        args, share = self.args, (self.data_rank, self.data_ranks)
+        rows = partial(self.rows, step)
+        micro = MicroBatches(rows, args.batch, share, args.micro_batches)
         wire, waits = Counter(self.tensor_ledger.wire), self.tensor_ledger.waits.total()
         report = self.engine.step(micro, lr=self.rate(step))
         sent = Counter(report.bytes)
@@ -243,28 +262,81 @@ def wrapper(library: str) -> Callable[[np.ndarray], Any]:
     return wrap
 
 
-def main() -> None:
-    args = arguments()
-    with pycoll.init() as comm, threadpool_limits(1):
-        trainer = Trainer(comm, args)
-        progress, loss = training_progress.Progress(trainer), float("nan")
-        for step in range(args.steps):
-            report, sent, waited = trainer.step(step)
-            loss = report.loss
+def steps(trainer: Trainer) -> Iterator[Taken]:
+    """Take all steps that are left, on these ranks."""
+    args, engine, first = trainer.args, trainer.engine, 0
+    if args.save:
+        first = load(args.save, engine, if_any=True).steps
+    for step in range(first, args.steps):
+        yield step, *trainer.step(step)
+        if args.save and (step + 1) % args.save_every == 0:
+            save(args.save, engine, keep=2, background=True)
+
+
+def elastic_steps(run: Elastic) -> Iterator[Taken]:
+    """Take all steps that are left, on the ranks that there are; say who has left and come."""
+    for report in run:
+        if run.change and run.comm.rank == 0:
+            print(run.change, flush=True)
+        yield run.step - 1, report, Counter(report.bytes), sum(report.waits.values())
+
+
+def train(trainer: Trainer, taken: Iterator[Taken], run: Elastic | None = None) -> None:
+    """Go through steps, show how it goes, and at the end what came out; all ranks call it."""
+    args, progress, loss = trainer.args, training_progress.Progress(trainer), float("nan")
+    forgiving = run.forgiving if run else nullcontext
+    for step, report, sent, waited in taken:
+        loss = report.loss
+        with forgiving():
             progress.add(step, report, sent, waited)
             if (step + 1) % (10 * args.every) == 0 or step + 1 == args.steps:
                 progress.test(trainer.evaluate())
-        digest = trainer.digest()
-        if comm.rank == 0:
-            orders = (NGRAM, NGRAM + 1)
-            baselines = {f"order-{n} n-gram": trainer.baseline(n) for n in orders}
-            for name, value in baselines.items():
-                print(f"{name:17} loss {value:.4f}")
-            if args.plot:
-                training_progress.plot(args.plot, progress, baselines)
-            print(f"params sha256={digest} loss={loss!r}", flush=True)
-        trainer.engine.close()
-        trainer.mesh.close()
+    end = partial(outcome, trainer)
+    text = run.finish(end) if run else end()
+    if trainer.comm.rank == 0:
+        if args.plot:
+            orders = {f"order-{n} n-gram": trainer.baseline(n) for n in ORDERS}
+            training_progress.plot(args.plot, progress, orders)
+        print(f"{text} loss={loss!r}", flush=True)
+
+
+def outcome(trainer: Trainer) -> str:
+    """Return what the last lines say of the parameters; a collective."""
+    lines = [f"params sha256={trainer.digest()}"]
+    if trainer.comm.rank == 0:
+        lines[:0] = [f"order-{n} n-gram    loss {trainer.baseline(n):.4f}" for n in ORDERS]
+    return "\n".join(lines)
+
+
+def train_elastic(args: argparse.Namespace) -> None:
+    """Train while ranks die and come."""
+    trainer = Trainer(args, python_text.read(args.text_bytes))  # before the others are met
+    run = Elastic(
+        pycoll.init(),
+        trainer.build,
+        lambda step, samples: trainer.rows(step, samples[0] % args.batch, len(samples)),
+        steps=args.steps,
+        batch=args.batch,
+        micro_batches=args.elastic,
+        lr=trainer.rate,
+        checkpoint=args.save,
+        save_every=args.save_every if args.save else None,
+    )
+    train(trainer, elastic_steps(run), run)
+    run.close()
+
+
+def main() -> None:
+    args = arguments()
+    with threadpool_limits(1):
+        if args.elastic:
+            return train_elastic(args)
+        with pycoll.init() as comm:
+            trainer = Trainer(args, python_text.load(comm, args.text_bytes))
+            trainer.build(comm)
+            train(trainer, steps(trainer))
+            trainer.engine.close()
+            trainer.mesh.close()
 
 
 if __name__ == "__main__":

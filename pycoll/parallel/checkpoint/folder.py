@@ -29,16 +29,16 @@ def checkpoints(path: str) -> list[str]:
     return [name for _, name in sorted(found)]
 
 
-def candidates(path: str) -> list[str]:
+def candidates(path: str, if_any: bool = False) -> list[str]:
     """Return the paths from which to load, the best first: of a checkpoint, or of a folder of them.
 
     Raises:
-        ArgumentError: If there is none.
+        ArgumentError: If there is none, unless `if_any`.
     """
     if os.path.exists(os.path.join(path, MANIFEST)):
         return [path]
     found = [os.path.join(path, name) for name in reversed(checkpoints(path))]
-    if not found:
+    if not found and not if_any:
         raise ArgumentError(f"there is no checkpoint in {path}")
     return found
 

@@ -37,7 +37,13 @@ class Loaded:
     extra: Any
 
 
-def load(path: str | os.PathLike[str], engine: DataParallel, *, states: bool = True) -> Loaded:
+def load(
+    path: str | os.PathLike[str],
+    engine: DataParallel,
+    *,
+    states: bool = True,
+    if_any: bool = False,
+) -> Loaded:
     """Load what `save` wrote into an engine of any mesh, stage and precision; a collective.
 
     All files are compared with their hashes first, each by one rank; nothing has changed if this
@@ -49,13 +55,18 @@ def load(path: str | os.PathLike[str], engine: DataParallel, *, states: bool = T
         engine: An engine for the same model, which may be split in another way.
         states: False: only parameters are loaded; states of the optimizer are zero, and steps are
             counted from 0.
+        if_any: True: where there is no checkpoint at all, nothing is loaded, and the path that is
+            returned is empty; for a program that is started again until it is through.
 
     Raises:
         ArgumentError: On every rank, if there is no undamaged checkpoint, or it does not fit.
         MismatchError: On every rank, if they read different ones.
     """
     world, damage = engine.groups.world, ""
-    for found in _candidates(os.fspath(path), world):
+    paths = _candidates(os.fspath(path), world, if_any)
+    if not paths:
+        return Loaded("", 0, None)
+    for found in paths:
         if damage:
             warnings.warn(f"{damage}; {found} is tried next", RuntimeWarning, stacklevel=2)
         with ExitStack() as stack:
@@ -77,17 +88,18 @@ def load(path: str | os.PathLike[str], engine: DataParallel, *, states: bool = T
     raise ArgumentError(f"no checkpoint was loaded: {damage}. Nothing was changed")
 
 
-def _candidates(path: str, world: Channel) -> list[str]:
+def _candidates(path: str, world: Channel, if_any: bool) -> list[str]:
     """Return what the first rank finds; a collective."""
     text, problem = "", ""
     try:
-        text = "\n".join(candidates(path)) if world.rank == 0 else ""
+        if world.rank == 0:
+            text = "\n".join(candidates(path, if_any))
     except Exception as error:
         problem = str(error) if isinstance(error, ArgumentError) else in_words(error)
     text, problem = (gather_texts(t, world)[0] for t in (text, problem))
     if problem:
         raise ArgumentError(problem)
-    return text.split("\n")
+    return text.split("\n") if text else []
 
 
 def _take(reader: Reader, engine: DataParallel, states: bool) -> None:

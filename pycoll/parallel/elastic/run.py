@@ -14,7 +14,6 @@ import numpy as np
 from pycoll.comm import Communicator
 from pycoll.errors import ArgumentError, CollError, PeerLost, Revoked
 from pycoll.parallel.checkpoint import load, save
-from pycoll.parallel.checkpoint.folder import checkpoints
 from pycoll.parallel.elastic.copies import Copies
 from pycoll.parallel.elastic.share import Share
 from pycoll.parallel.elastic.transfer import bring, choose
@@ -58,13 +57,6 @@ class Change:
         if self.loaded:
             return "; ".join([*words, f"loaded from a checkpoint, {self.seconds:.2f} s"])
         return "; ".join([*words, f"{self.bytes / 1e6:.1f} MB of state, {self.seconds:.2f} s"])
-
-
-def _any_checkpoint(folder: str | os.PathLike[str], engine: DataParallel) -> bool:
-    """Tell whether the first rank finds a checkpoint; a collective."""
-    comm = engine.groups.world.comm
-    found = comm.rank == 0 and bool(checkpoints(os.fspath(folder)))
-    return bool(comm.all_reduce(int(found), "max"))
 
 
 def _check(
@@ -259,10 +251,11 @@ class Elastic:
         """Return how many steps a state has that was saved, or 0 at the beginning."""
         if self._load is not None:
             return self._load(engine)
-        if self._folder is not None and _any_checkpoint(self._folder, engine):
-            found = load(self._folder, engine)
-            extra = found.extra if isinstance(found.extra, dict) else {}
-            return int(extra.get(_STEP, found.steps))
+        if self._folder is not None:
+            found = load(self._folder, engine, if_any=True)
+            if found.path:
+                extra = found.extra if isinstance(found.extra, dict) else {}
+                return int(extra.get(_STEP, found.steps))
         if lost:
             raise ArgumentError(
                 "a shard of the states is lost with the ranks that died, and there is no "
@@ -298,6 +291,34 @@ class Elastic:
             yield
         except (PeerLost, Revoked) as error:
             self._error = error
+
+    def finish(self, work: Callable[[], Any]) -> Any:
+        """Return what a collective gives after the last step; call it again if a rank dies.
+
+        ::
+
+            for report in run:
+                ...
+            parameters = run.finish(lambda: run.engine.gather())
+
+        Call it once, after the loop, on every rank: one that is started meanwhile comes to it by
+        way of the loop, which has no step left for it.
+
+        Args:
+            work: Called on every rank, more than once if ranks change meanwhile.
+        """
+        while True:
+            try:
+                if self._error is not None:
+                    raise self._error
+                if self._engine is None:
+                    self._join()
+                    self.comm.barrier()  # newcomers are at the end of their loop
+                result = work()
+                self.comm.barrier()
+                return result
+            except (PeerLost, Revoked) as error:
+                self._renew(error)
 
     def close(self) -> None:
         """Close engine and communicator."""
