@@ -1,8 +1,8 @@
 """Checkpoints: every rank writes what it is responsible for, and any mesh reads it.
 
 `folder` has the names and the rename that makes a checkpoint whole, `manifest` what is where,
-`writer` saves an engine, `reader` reads arrays, `loader` fills an engine, `reshard` writes other
-files. Uses `state.parts` and `compare`. Read `folder` first.
+`hashes` what bytes are known by, `writer` saves an engine, `reader` reads arrays, `loader` fills an
+engine, `reshard` writes other files. Uses `state.parts` and `compare`. Read `folder` first.
 """
 
 from pycoll.parallel.checkpoint.loader import Loaded, load

@@ -17,9 +17,10 @@ from typing import Any
 
 from pycoll.errors import ArgumentError
 from pycoll.parallel.checkpoint.folder import MANIFEST
+from pycoll.parallel.checkpoint.hashes import kind_of
 from pycoll.parallel.state.parts import Box
 
-FORMAT = "pycoll checkpoint 1"
+FORMAT, FIRST_FORMAT = "pycoll checkpoint 2", "pycoll checkpoint 1"
 PARAMETERS = "parameters"
 
 
@@ -37,7 +38,7 @@ class Piece:
         box: Start and stop along each axis of the whole array.
         start: First element.
         stop: Behind the last one.
-        sha256: Digest of the bytes.
+        hash: Of the bytes, such as ``"blake3:af13..."``.
     """
 
     file: str
@@ -45,7 +46,7 @@ class Piece:
     box: Box
     start: int
     stop: int
-    sha256: str
+    hash: str
 
     @property
     def size(self) -> int:
@@ -114,7 +115,7 @@ class Manifest:
             with open(os.path.join(path, MANIFEST), encoding="utf-8") as file:
                 body = json.load(file)
             digest = body.pop("digest")
-            if body["format"] != FORMAT:
+            if body["format"] not in (FORMAT, FIRST_FORMAT):
                 raise ValueError(f"its format is {body['format']!r}, expected {FORMAT!r}")
             if digest != _digest(body):
                 raise ValueError("its digest is not that of its text")
@@ -135,6 +136,8 @@ def _digest(body: Mapping[str, Any]) -> str:
 def _tensors(kinds: Any) -> dict[str, dict[str, Tensor]]:
     def piece(found: Any) -> Piece:
         box = tuple((int(a), int(b)) for a, b in found["box"])
+        if "sha256" in found:  # of the first format
+            found["hash"] = f"sha256:{found.pop('sha256')}"
         return Piece(**found | {"box": box})
 
     return {
@@ -153,8 +156,9 @@ def _check(manifest: Manifest) -> None:
     if not all(type(n) is int and n >= 0 for n in numbers) or not float(value) > 0:
         raise ValueError("a number in it is none, or below zero")
     for what, tensor, piece in manifest.pieces():
-        if not all(isinstance(text, str) for text in (piece.file, piece.key, piece.sha256)):
+        if not all(isinstance(text, str) for text in (piece.file, piece.key, piece.hash)):
             raise ValueError(f"a name of {what} is no text")
+        kind_of(piece.hash)
         if os.path.basename(piece.file) != piece.file or piece.file.startswith("."):
             raise ValueError(f"{piece.file!r} is no name of a file")
         inside = all(0 <= a <= b <= n for (a, b), n in zip(piece.box, tensor.shape, strict=True))

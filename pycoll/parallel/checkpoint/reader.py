@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from typing import Any
 
 import numpy as np
 
 from pycoll.errors import ArgumentError
+from pycoll.parallel.checkpoint.hashes import hash_of, kind_of
 from pycoll.parallel.checkpoint.manifest import Damaged, Manifest, Piece, Tensor
 from pycoll.parallel.precision import dtype_of
 from pycoll.parallel.state.parts import Part
@@ -89,7 +89,7 @@ class Reader:
                 f"{self._file(piece)}: {what} is {data.dtype}{list(data.shape)}, expected "
                 f"{piece.stop - piece.start} elements of {tensor.dtype}"
             )
-        if sha256(data) != piece.sha256:
+        if hash_of(data, kind_of(piece.hash)) != piece.hash:
             raise Damaged(f"{self._file(piece)}: {what} was changed: its hash is another")
         return data.nbytes
 
@@ -122,8 +122,3 @@ class Reader:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-
-def sha256(data: np.ndarray) -> str:
-    """Return the digest of the bytes of an array."""
-    return hashlib.sha256(np.ascontiguousarray(data).reshape(-1).view(np.uint8)).hexdigest()

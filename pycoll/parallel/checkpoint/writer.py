@@ -16,8 +16,9 @@ from pycoll.errors import ArgumentError, in_words
 from pycoll.parallel.arrays import as_numpy
 from pycoll.parallel.channels import Channel
 from pycoll.parallel.checkpoint.folder import MANIFEST, begin, commit, partial_path, sync
+from pycoll.parallel.checkpoint.hashes import fastest, hash_of
 from pycoll.parallel.checkpoint.manifest import Manifest, Piece, Tensor
-from pycoll.parallel.checkpoint.reader import safetensors, sha256
+from pycoll.parallel.checkpoint.reader import safetensors
 from pycoll.parallel.compare import check_same, gather_problems, gather_texts
 from pycoll.parallel.engine.data_parallel import DataParallel
 from pycoll.parallel.settings import check_number
@@ -183,12 +184,13 @@ def write_file(folder: str, file: str, parts: Iterable[Part]) -> Tensors:
     safetensors().numpy.save_file(arrays, path)
     with ThreadPoolExecutor(1) as pool:  # one thread waits for the disk, this one makes the hashes
         syncing = pool.submit(sync, path)
-        hashes = {key: sha256(array) for key, array in arrays.items()}
+        kind = fastest()
+        hashes = {key: hash_of(array, kind) for key, array in arrays.items()}
         syncing.result()
     for tensors in found.values():
         for name, tensor in tensors.items():
             (piece,) = tensor.pieces
-            hashed = Piece(**asdict(piece) | {"sha256": hashes[piece.key], "box": piece.box})
+            hashed = Piece(**asdict(piece) | {"hash": hashes[piece.key], "box": piece.box})
             tensors[name] = Tensor(tensor.dtype, tensor.shape, (hashed,))
     return found
 

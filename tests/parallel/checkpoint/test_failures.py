@@ -283,12 +283,14 @@ BODY = Manifest(
         (2, {"start": "1"}, "cannot be used"),
         (2, {"other": 1}, "cannot be used"),
         (2, {"key": 1}, "is no text"),
+        (2, {"hash": 1}, "is no text"),
+        (2, {"hash": "crc:1"}, "begins with 'crc'; known: blake3, sha256"),
     ],
 )
 def test_a_manifest_is_checked(tmp_path, piece, change, told):
     body = json.loads(json.dumps(BODY.tensors))
     for found in body["parameters"]["a"]["pieces"]:
-        found["sha256"] = ""
+        found["hash"] = "sha256:"
     body["parameters"]["a"]["pieces"][piece] |= change
     (tmp_path / "manifest.json").write_text(Manifest(3, tensors=body).to_json())
     if told is None:
