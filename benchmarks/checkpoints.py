@@ -2,8 +2,9 @@
 
     python benchmarks/checkpoints.py --mib 256 --ranks 2 --folder /var/tmp
 
-The bars are 80 % of dd to the same disk, and 5 % of a step. Saves and dd take turns; what a save
-deletes of older ones is not in its time, as dd deletes nothing.
+The bars are 80 % of dd to the same disk, and 5 % of a step. Saves take turns with one dd, and with
+as many dd at once as there are ranks; what a save deletes of older ones is not in its time, as dd
+deletes nothing.
 """
 
 import argparse
@@ -42,15 +43,19 @@ class Sleeping:
         return {"weight": np.zeros(self.count, np.float32)}
 
 
-def dd(folder, mib):
-    """Return bytes per second of dd, until they are on the disk."""
-    path = os.path.join(folder, "dd")
+def dd(folder, mib, count=1):
+    """Return bytes per second of `count` dd at once, until they are on the disk."""
+    paths = [os.path.join(folder, f"dd{i}") for i in range(count)]
+    words = ["dd", "if=/dev/zero", "bs=4M", f"count={mib // 4 // count}", "conv=fsync"]
     begun = time.perf_counter()
-    words = ["dd", "if=/dev/zero", f"of={path}", "bs=4M", f"count={mib // 4}", "conv=fsync"]
-    subprocess.run(words, check=True, capture_output=True)
+    running = [subprocess.Popen([*words, f"of={p}"], stderr=subprocess.DEVNULL) for p in paths]
+    failed = any([process.wait() for process in running])
     taken = time.perf_counter() - begun
-    os.unlink(path)
-    return mib * 2**20 / taken
+    if failed:
+        raise OSError(f"dd cannot write in {folder}")
+    for path in paths:
+        os.unlink(path)
+    return mib // 4 // count * count * 4 * 2**20 / taken
 
 
 def rank(comm, args, folder):
@@ -83,10 +88,11 @@ def rank(comm, args, folder):
         rates, saves = [], []
         for _ in range(args.rounds):
             if comm.rank == 0:
-                rates.append(dd(folder, args.mib))
+                rates.append((dd(folder, args.mib), dd(folder, args.mib, comm.world_size)))
             saves.append(timed(lambda: save(folder, engine)))
             timed(lambda: save(folder, engine, keep=1))
-        pairs = [(timed(lambda: steps(False)), timed(lambda: steps(True))) for _ in saves]
+        rounds = args.rounds if args.steps else 0
+        pairs = [(timed(lambda: steps(False)), timed(lambda: steps(True))) for _ in range(rounds)]
         return rates, saves, pairs
 
 
@@ -95,7 +101,7 @@ def main():
     parser.add_argument("--mib", type=int, default=256, help="size of a checkpoint (256)")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=50, help="between two saves (50)")
+    parser.add_argument("--steps", type=int, default=50, help="between two saves (50); 0: none")
     parser.add_argument("--step-ms", type=float, default=200.0, help="that a step sleeps (200)")
     parser.add_argument("--folder", help="on the disk to measure")
     args = parser.parse_args()
@@ -104,14 +110,25 @@ def main():
         plain, saves, pairs = run_processes(args.ranks, rank, args, folder, timeout=3600)[0]
     finally:
         shutil.rmtree(folder)
-    speed = args.mib * 2**20 / statistics.median(saves)
-    one = statistics.median(plain)
-    print(
-        "dd", *(f"{x / 1e9:.2f}" for x in plain), "GB/s; saves", *(f"{x:.2f}" for x in saves), "s"
-    )
-    added = statistics.median(beside / alone - 1 for alone, beside in pairs)
-    print(f"dd {one / 1e9:.2f} GB/s; save {speed / 1e9:.2f} GB/s, {speed / one:.0%} of it")
-    print(f"a save in the background every {args.steps} steps adds {added:.1%} to a step")
+    size = args.mib * 2**20
+    shown("saves", [size / x for x in saves])
+    for name, at in (("one dd", 0), (f"{args.ranks} dd at once", 1)):
+        rates = [pair[at] for pair in plain]
+        shown(name, rates)
+        share = size / statistics.median(saves) / statistics.median(rates)
+        each = sorted(size / x / y for x, y in zip(saves, rates, strict=True))
+        print(f"  saves have {share:.0%} of it; round by round {each[0]:.0%} to {each[-1]:.0%}")
+    if args.steps:
+        added = [beside / alone - 1 for alone, beside in pairs]
+        print(
+            f"a save in the background every {args.steps} steps of {args.step_ms:g} ms adds "
+            f"{statistics.median(added):.1%} to a step ({min(added):.1%} to {max(added):.1%})"
+        )
+
+
+def shown(name, rates):
+    middle = statistics.median(rates)
+    print(f"{name}: {middle / 1e9:.2f} GB/s ({min(rates) / 1e9:.2f} to {max(rates) / 1e9:.2f})")
 
 
 if __name__ == "__main__":

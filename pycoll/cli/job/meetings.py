@@ -182,6 +182,8 @@ class Meetings:
         ]
         if late:
             return f"grow: {', '.join(late)} neither called it nor ended in time; call it again"
+        if here >= self.least:
+            return f"the last of {here} ranks has come only now. Call it again to go on"
         return (
             f"{here} ranks have come in time, and the job needs {self.least} at least; those that "
             "are started again have not called pycoll.init yet. Call it again to go on waiting"

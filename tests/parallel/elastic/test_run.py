@@ -96,6 +96,30 @@ def test_survivors_that_shrink_go_on_with_every_state(zero, victim):
             np.testing.assert_array_equal(result[1][name], results[(victim + 1) % 4][1][name])
 
 
+def test_what_comes_after_the_last_step_survives_a_death():
+    """Two deaths while parameters are gathered: the rank that is left has all of them."""
+
+    def rank(comm):
+        run, own, calls = Elastic(comm, lambda c: build(c, 1), data, **SIZES), comm.rank, []
+        for _ in run:
+            pass
+
+        def work():
+            calls.append(run.comm.world_size)
+            if own == len(calls):
+                os.kill(os.getpid(), signal.SIGKILL)
+            return run.engine.gather()
+
+        found = run.finish(work)
+        run.close()
+        return calls, found
+
+    results = run_processes(3, rank, may_die=[1, 2])
+    assert results[0][0] == [3, 2, 1]
+    for name, value in uninterrupted(1)[1].items():
+        np.testing.assert_allclose(results[0][1][name], value, rtol=2e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("zero", "precision"), [(0, "fp32"), (1, "fp16"), (2, "fp32"), (3, "fp16")]
 )
@@ -167,33 +191,41 @@ sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests/support")!r}]
 import pycoll
 from tests.parallel.elastic.test_run import SIZES, Elastic, build, data
 
-comm = pycoll.init(timeout=30)
-first, kill = comm.epoch == 0, len(sys.argv) > 1
+comm = pycoll.init(timeout=100)
+first, rank = comm.epoch == 0, comm.rank
 run = Elastic(comm, lambda c: build(c, {zero}), data, **SIZES)
-for report in run:
-    if first and kill and run.step == 3 and comm.rank == 1:
+
+def may_die(where):
+    if first and f"{{rank}}:{{where}}" in sys.argv:
         os.kill(os.getpid(), signal.SIGKILL)
-    if run.change:
-        print(run.change.left, run.change.came, run.change.ranks)
-whole = b"".join(value.tobytes() for _, value in sorted(run.engine.gather().items()))
+
+def parameters():
+    may_die("end")
+    return run.engine.gather()
+
+for report in run:
+    may_die(str(run.step))
+whole = b"".join(value.tobytes() for _, value in sorted(run.finish(parameters).items()))
+for change in run.changes:
+    print(change.left, change.came, change.ranks)
 print("digest", hashlib.sha256(whole).hexdigest())
 run.close()
 """
     )
     digests = []
-    for words in ([], ["kill"]):
+    for words in ([], ["1:3", "0:end"]):
         done = subprocess.run(
             [sys.executable, "-m", "pycoll", "run", "-n", "2", "--elastic", str(script), *words],
             cwd=ROOT,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=110,
         )
         assert done.returncode == 0, done.stderr
         lines = done.stdout.splitlines()
         digests += [line for line in lines if line.startswith("digest")]
         if words:
-            assert "(1,) (1,) 2" in lines
+            assert {"(1,) (1,) 2", "(0,) (0,) 2"} <= set(lines)
     assert len(digests) == 4
     assert len(set(digests)) == 1
 
