@@ -1,7 +1,7 @@
 """Random SIGKILLs while an example trains: does it end, with the same bits, how soon?
 
     python benchmarks/elastic.py --jobs 20 --ranks 4 --zero 2
-    python benchmarks/elastic.py --jobs 200 --gpt --steps 400
+    python benchmarks/elastic.py --jobs 200 --train-gpt --steps 100 --kills 3
 
 Each job is killed at random moments, a random rank each time; the next one after the ranks have met
 again, or with ``--zero 0``, where one rank's state is enough, at any time. It must end well, soon;
@@ -9,8 +9,9 @@ its ranks must have the same parameters; with as many ranks as before (``--ranks
 those of a job that nobody killed. Prints the time from a kill to the end of the next step after the
 ranks have met again: with ``--ranks 4`` they wait for the process that is started again, with
 ``--ranks 2..4`` they do not. A job that fails is counted, its output printed; the others go on.
-The example is ``examples/elastic.py``, with ``--gpt`` ``examples/train_gpt.py --elastic`` with a
-small model. Each job is killed soon after its first step, and every so often from then on.
+The example is ``examples/elastic.py``, with ``--gpt`` on a tiny GPT; with ``--train-gpt``
+``examples/train_gpt.py --elastic`` with a small model. Each job is killed soon after its first
+step, and every so often from then on.
 """
 
 import argparse
@@ -27,9 +28,8 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-SMALL = ["elastic.py"]
-GPT = ["train_gpt.py", "--elastic", "4", *"--batch 16 --length 32 --features 32 --depth 2".split()]
-GPT += ["--text-bytes", "500000"]
+TRAIN_GPT = "train_gpt.py --elastic 4 --batch 16 --length 32 --features 32 --depth 2".split()
+TRAIN_GPT += ["--text-bytes", "500000"]
 STEP = re.compile(r"step +\d+(/\d+ |:) *loss (\d\S+)")
 
 
@@ -40,12 +40,12 @@ class Failure(Exception):
 class Run:
     """One job: what it has printed, with the times, and its ranks."""
 
-    def __init__(self, ranks, zero, steps, gpt, limit_s, pause):
-        words = ["run", "-n", ranks, "--elastic", "--restarts", "1000"]
-        name, *rest = GPT if gpt else SMALL
+    def __init__(self, args, pause):
+        words = ["run", "-n", args.ranks, "--elastic", "--restarts", "1000"]
+        small = ["elastic.py", "--pause", str(pause), "--every", "1", *["--gpt"] * args.gpt]
+        name, *rest = TRAIN_GPT if args.train_gpt else small
         words += [str(ROOT / "examples" / name), *rest]
-        words += [] if gpt else ["--pause", str(pause), "--every", "1"]
-        words += ["--zero", str(zero), "--steps", str(steps)]
+        words += ["--zero", str(args.zero), "--steps", str(args.steps)]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "pycoll", *words],
             env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -53,7 +53,7 @@ class Run:
             stderr=subprocess.PIPE,
             text=True,
         )
-        self.limit_s, self.begun = limit_s, time.monotonic()
+        self.limit_s, self.begun = args.limit, time.monotonic()
         self.lines, self.errors, self.killed = [], [], []
         self._readers = [
             threading.Thread(target=self._read, args=pair)
@@ -119,20 +119,21 @@ def main():
     parser.add_argument("--zero", type=int, default=2)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument(
-        "--pause", type=float, default=0.03, help="s after each step, without --gpt"
+        "--pause", type=float, default=0.03, help="s after each step, without --train-gpt"
     )
     parser.add_argument("--every", type=float, default=5.0, help="mean seconds between kills (5)")
     parser.add_argument("--kills", type=int, default=1000, help="in a job, at most")
     parser.add_argument("--limit", type=float, default=120.0, help="a hang: s without a line (120)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--gpt", action="store_true", help="examples/train_gpt.py")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--gpt", action="store_true", help="examples/elastic.py --gpt")
+    which.add_argument("--train-gpt", action="store_true", help="examples/train_gpt.py --elastic")
     args = parser.parse_args()
     chance, begun, failures = random.Random(args.seed), time.monotonic(), Counter()
-    given = args.ranks, args.zero, args.steps, args.gpt, args.limit
-    plain = Run(*given, 0.0)
+    plain = Run(args, 0.0)
     expected, fixed, delays, kills, apart = plain.wait(), ".." not in args.ranks, [], 0, 0.0
     for job in range(args.jobs):
-        run = Run(*given, args.pause)
+        run = Run(args, args.pause)
         try:
             torment(run, args, chance)
             found = run.wait()
