@@ -61,14 +61,14 @@ def killed_at(number, fn):
                 assert status == 0
                 return False
             continue
-        if os.WSTOPSIG(status) == _SYSTEM_CALL and _enters(thread):
-            if number == 0:
-                os.kill(pid, signal.SIGKILL)
-                while os.waitpid(-1, _WALL)[0] != pid:
-                    pass
-                return True
-            number -= 1
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError):  # a thread that ends with its process
+            if os.WSTOPSIG(status) == _SYSTEM_CALL and _enters(thread):
+                if number == 0:
+                    os.kill(pid, signal.SIGKILL)
+                    while os.waitpid(-1, _WALL)[0] != pid:
+                        pass
+                    return True
+                number -= 1
             _ptrace(_SYSCALL, thread)
 
 
