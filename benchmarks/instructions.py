@@ -1,18 +1,16 @@
 """Instructions of one call, counted by callgrind: the same on a busy machine as on an idle one.
 
-Counted is what one `all_reduce` of 8 bytes executes, from where Python enters the extension until
-the result is there: in a world of one rank, or on the rank that enters each
-call last of two and so never waits (`--ranks 2`). Runs of few and of many calls are subtracted, so
+Counted is what one `all_reduce` of 8 bytes executes in a world of one rank, from where Python
+enters the extension until the result is there. Runs of few and of many calls are subtracted, so
 that what only happens at the beginning does not count.
 
     python benchmarks/instructions.py
-    python benchmarks/instructions.py --ranks 2 --functions 20
-    python benchmarks/instructions.py --tree /path/to/an/older/checkout
+    python benchmarks/instructions.py --tree /path/to/an/older/checkout --functions 20
 
 The other checkout, which has to be built with the same flags, is counted with its own Python code,
-in the same way, and functions tell where the two differ. It needs valgrind, which knows no AVX-512:
-so not a library that is built for this processor alone (`PYCOLL_ISA=native`). Each run takes some
-20 seconds: two of them untraced, and two traced.
+in the same way, and functions tell where the two differ. It needs valgrind, and a library that runs
+under it: one for all processors does (without `PYCOLL_ISA`). Each run takes some 20 seconds: two of
+them untraced, and two traced.
 """
 
 import argparse
@@ -29,45 +27,31 @@ ROOT = Path(__file__).resolve().parents[1]
 INSIDE = "*pycoll::*::call(_object*"
 FEW, MANY = 200, 600
 PROGRAM = """
-import os, sys, time
+import os, sys
 import numpy as np
-calls, ranks, traced = map(int, sys.argv[1:4])
-rank = int(os.environ.get("PYCOLL_RANK", 0))
-last = rank == ranks - 1
-if last and len(sys.argv) > 4:
-    os.execvp("valgrind", [*sys.argv[5:], sys.executable, __file__, *sys.argv[1:4]])
 import pycoll
-comm = pycoll.init(heap_bytes=1 << 20, timeout=600)
+comm = pycoll.init(heap_bytes=1 << 20)
 x = comm.zeros(1, np.float64)
 def make(n):
     for _ in range(n):
-        if last and ranks > 1:
-            time.sleep(0.002)  # the other one is in the call
         comm.all_reduce(x, out=x)
 make(100)
-if traced and last:
+if int(sys.argv[2]):
     from pycoll import _C
     trace = _C.Trace(1 << 16)
     comm._session.engine.trace(trace)
-make(calls)
-pids = comm.all_gather(np.array([os.getpid()]))
-while not last and os.path.exists(f"/proc/{pids[-1]}"):  # callgrind still writes
-    time.sleep(0.01)
+make(int(sys.argv[1]))
 os._exit(0)
 """
 
 
-def executed(tree, ranks, calls, traced):
+def executed(tree, calls, traced):
     """Return the instructions of a run, by function."""
     with tempfile.TemporaryDirectory() as folder:
-        program, out = Path(folder) / "program.py", Path(folder) / "counts"
-        program.write_text(PROGRAM)
-        counting = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={out}"]
-        counting += [f"--toggle-collect={INSIDE}"]
-        words = [sys.executable]
-        if ranks > 1:
-            words += ["-m", "pycoll", "run", "-n", str(ranks)]
-        words += [str(program), str(calls), str(ranks), str(int(traced)), "--", *counting]
+        out = Path(folder) / "counts"
+        words = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={out}"]
+        words += [f"--toggle-collect={INSIDE}", sys.executable, "-c", PROGRAM]
+        words += [str(calls), str(int(traced))]
         env = {
             **os.environ,
             "PYTHONPATH": str(tree),
@@ -101,9 +85,9 @@ def by_function(text):
     return found
 
 
-def of_a_call(tree, ranks, traced):
+def of_a_call(tree, traced):
     """Return the instructions of one call, by function."""
-    few, many = (executed(tree, ranks, n, traced) for n in (FEW, MANY))
+    few, many = (executed(tree, n, traced) for n in (FEW, MANY))
     return {name: (many[name] - few[name]) / (MANY - FEW) for name in many | few}
 
 
@@ -115,20 +99,19 @@ def shown(name, width=84):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ranks", type=int, default=1, choices=(1, 2))
     parser.add_argument("--tree", type=Path, help="count another checkout, too, and compare")
     parser.add_argument("--functions", type=int, default=12, metavar="N", help="shown at most (12)")
     parser.add_argument("--traced", action="store_true", help="count a traced call, too")
     args = parser.parse_args()
     if shutil.which("valgrind") is None:
         raise SystemExit("it needs valgrind")
-    now = of_a_call(ROOT, args.ranks, False)
+    now = of_a_call(ROOT, False)
     print(f"not traced: {sum(now.values()):,.1f} instructions per all_reduce of 8 bytes")
     others = {}
     if args.tree:
-        others[f"in {args.tree}"] = of_a_call(args.tree.resolve(), args.ranks, False)
+        others[f"in {args.tree}"] = of_a_call(args.tree.resolve(), False)
     if args.traced:
-        others["traced"] = of_a_call(ROOT, args.ranks, True)
+        others["traced"] = of_a_call(ROOT, True)
     for what, other in others.items():
         print(f"{what}: {sum(other.values()):,.1f}")
         changed = {f: now.get(f, 0) - other.get(f, 0) for f in now | other}
