@@ -10,7 +10,7 @@ from pycoll.cli.common.arguments import at_least
 from pycoll.cli.common.text import table
 from pycoll.errors import ArgumentError
 from pycoll.observe.causes import find_causes, headline
-from pycoll.observe.hosts import AGENT, ask, together
+from pycoll.observe.hosts import RSH, ask, together
 from pycoll.observe.look import look
 from pycoll.observe.page import HEAD, RIGHT, lines
 from pycoll.observe.shares import watch
@@ -53,14 +53,14 @@ def add_hosts(parser: argparse.ArgumentParser) -> None:
         help="also look at the job on these hosts, by pycoll of the same version in the same place",
     )
     parser.add_argument(
-        "--agent", default=AGENT, metavar="CMD", help=f"command that reaches a host ({AGENT!r})"
+        "--rsh", default=RSH, metavar="CMD", help=f"with --hosts: the remote shell ({RSH!r})"
     )
 
 
 def look_around(args: argparse.Namespace, number: int | None) -> Status:
     """Look at a job on this host, and on others at the same time."""
     before = look(number, key=args.key)
-    asked = ask(before.groups[0].key, args.hosts, args.agent)
+    asked = ask(before.groups[0].key, args.hosts, args.rsh)
     shares = watch(before, _LOOK_S)
     return together(compare(before, look(before.number), shares), args.hosts, asked)
 

@@ -47,7 +47,7 @@ def main(args: argparse.Namespace) -> int:
         Live(console=Console(), auto_refresh=False) as live,
     ):
         while args.rounds is None or shown < args.rounds:
-            asked = ask(before.groups[0].key, args.hosts, args.agent)
+            asked = ask(before.groups[0].key, args.hosts, args.rsh)
             shares = watch(before, max(args.every, 0.1))
             try:
                 after = look(number)

@@ -14,17 +14,17 @@ from pycoll.errors import ArgumentError
 from pycoll.observe.links import LinkState
 from pycoll.observe.status import RankStatus, Status, Wait, skewed
 
-AGENT = "ssh -o BatchMode=yes"
+RSH = "ssh -o BatchMode=yes"
 _MORE_S = 30.0  # that another host may take to answer
 
 
-def ask(key: int, hosts: Sequence[str], agent: str = AGENT) -> list[subprocess.Popen[str]]:
+def ask(key: int, hosts: Sequence[str], rsh: str = RSH) -> list[subprocess.Popen[str]]:
     """Begin to look at a job on other hosts, as ``pycoll status`` does there.
 
     Args:
         key: What names the job; see `Status.key`.
         hosts: Their names.
-        agent: Command that runs what follows the name of a host on that host.
+        rsh: The remote shell and its options.
 
     Raises:
         ArgumentError: If the command is not there.
@@ -33,7 +33,7 @@ def ask(key: int, hosts: Sequence[str], agent: str = AGENT) -> list[subprocess.P
     try:
         return [
             subprocess.Popen(
-                [*shlex.split(agent), host, told],
+                [*shlex.split(rsh), host, told],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -42,7 +42,9 @@ def ask(key: int, hosts: Sequence[str], agent: str = AGENT) -> list[subprocess.P
             for host in hosts
         ]
     except OSError as error:
-        raise ArgumentError(f"{agent!r} cannot be run: {error}") from None
+        raise ArgumentError(
+            f"cannot start {rsh!r}: {error.strerror}; --rsh names another one"
+        ) from None
 
 
 def together(own: Status, hosts: Sequence[str], asked: list[subprocess.Popen[str]]) -> Status:

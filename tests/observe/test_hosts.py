@@ -12,8 +12,8 @@ from pycoll.observe.causes import find_causes, headline
 from pycoll.observe.hosts import ask, together
 from pycoll.observe.status import status
 
-HERE = """sh -c 'test "$1" = there || exit 3; shift; exec sh -c "$*"' agent"""
-"""An agent that takes this host for another one."""
+HERE = """sh -c 'test "$1" = there || exit 3; shift; exec sh -c "$*"' rsh"""
+"""A remote shell that takes this host for another one."""
 PROGRAM = "if rank: time.sleep(60)\nstep()"
 
 
@@ -58,7 +58,7 @@ def test_commands_ask_other_hosts(job):
             (("top", "--rounds", "1", "--every", "0.6"), 0),
         ):
             command = [sys.executable, "-m", "pycoll", words[0], str(process.pid), *words[1:]]
-            command += ["--hosts", "there", "--agent", HERE]
+            command += ["--hosts", "there", "--rsh", HERE]
             done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
             assert (done.returncode, done.stderr) == (want, "")
             assert done.stdout.startswith("rank 1 sleeps in its own code")
@@ -67,10 +67,15 @@ def test_commands_ask_other_hosts(job):
 def test_hosts_that_do_not_answer_are_named(job):
     with job(2, PROGRAM) as process:
         seen = until(lambda: waiting(process.pid))
-        for key, host, agent, why in (
+        for key, host, rsh, why in (
             (seen.key, "nobody", HERE, "nobody cannot tell the status of the job: it ended with"),
             (seen.key ^ 1, "there", HERE, "there cannot tell .* no rank of the job [0-9a-f]{16} r"),
-            (seen.key, "there", "no-such-agent", "'no-such-agent' cannot be run"),
+            (
+                seen.key,
+                "there",
+                "no-such-shell",
+                "cannot start 'no-such-shell': .*; --rsh names another one",
+            ),
         ):
             with pytest.raises(ArgumentError, match=why):
-                together(seen, [host], ask(key, [host], agent))
+                together(seen, [host], ask(key, [host], rsh))
