@@ -55,6 +55,15 @@ def test_gpt_is_the_same_model_on_every_mesh(tmp_path):
     assert re.search(r"parameter \d.*waiting: \d+% \d+% \d+% \d+%\n", four)
 
 
+def test_gpt_that_is_elastic(tmp_path):
+    """The same model as without, also when a second job goes on where the first has stopped."""
+    want = last_line(run_ranks(2, *GPT, "--zero", "2", "--micro-batches", "2"))
+    elastic = [*GPT, "--elastic", "4", "--zero", "2", "--save", tmp_path, "--save-every", "2"]
+    assert last_line(run_ranks(2, "--elastic", *elastic)) == want
+    found = run_ranks(2, *GPT, "--zero", "2", "--save", tmp_path)
+    assert LAST.search(found.replace("loss=nan", "loss=0.0"))[1] == want[0]
+
+
 @pytest.mark.parametrize("array", ["numpy", "torch"])
 def test_gpt_with_tensor_parallelism(array):
     if array == "torch":
