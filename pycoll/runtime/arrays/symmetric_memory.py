@@ -42,7 +42,7 @@ class Memory:
         self.region = region
         self._registered: dict[int, _Registered] = {}  # by first byte
         self._lent: list[_Loan] = []
-        self._left: list[Any] = []
+        self._shown: list[list[Any]] = []
 
     def __del__(self) -> None:
         """Move back what is registered still: its memory outlives the last communicator."""
@@ -65,10 +65,13 @@ class Memory:
             raise ArgumentError(f"shape has {len(extent)} dimensions, at most {_MOST_AXES} can be")
         return raising(self.heap.empty, self.region, extent, kind, zero)
 
-    def leave(self, block: Any) -> None:
-        """Keep a block as long as the heap: peers may read it when its communicator has gone."""
-        if block is not None:
-            self._left.append(block)
+    def shown(self) -> list[Any]:
+        """Return a list for what peers may read; what is in it at the end stays with the heap.
+
+        For they may still read it when its communicator has failed or gone.
+        """
+        self._shown.append([])
+        return self._shown[-1]
 
     @contextmanager
     def allocating(self) -> Iterator[None]:

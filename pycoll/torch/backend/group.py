@@ -225,7 +225,6 @@ class ProcessGroupPycoll(RaggedCollectives, ListCollectives, dist.ProcessGroup):
             self._closed = True
             self._messages.close()
             self._tables.clear()
-            self._caller.session.memory.leave(self._shown)
             self._caller.close()
 
     def abort(self) -> None:

@@ -70,7 +70,7 @@ class RaggedCollectives(Collectives):
     """
 
     _tables: dict[tuple, _C.BoundCall]  # exchanges made before, by their types and sizes
-    _shown: Any = None  # what peers may read still, see `show_made`
+    _shown: list[Any] | None = None  # what peers may still read, see `show_made`
 
     def all_gatherv(
         self, x: torch.Tensor, sizes: Rows | None = None, timeout: float | None = None
@@ -154,15 +154,19 @@ class RaggedCollectives(Collectives):
                 has returned on all ranks, what they show stays.
 
         The ranks meet but once, before they read. That all of them have read is known when they
-        meet for the next such call: only then what this rank showed is given up.
+        meet for the next such call: only then what this rank showed is given up. If they do not
+        meet it stays, for some may have met.
         """
 
         def whole() -> torch.Tensor:
             request = self._caller.request(Kind.ALL_GATHER, opts)
             self._caller.session.call_site = request.site
-            row, shown = make()
+            row, own = make()
+            if self._shown is None:
+                self._shown = self._caller.session.memory.shown()
+            self._shown.append(own)
             table = self._gather_equal(request, row).numpy()
-            self._shown = shown
+            del self._shown[:-1]
             return use(table)
 
         opts = c10d.AllgatherOptions()

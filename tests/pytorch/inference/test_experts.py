@@ -7,7 +7,9 @@ import torch.distributed as dist  # noqa: E402
 
 import worlds_torch  # noqa: E402
 from pycoll import _C  # noqa: E402
+from pycoll.errors import PeerLost  # noqa: E402
 from pycoll.torch import BackendArgumentError  # noqa: E402
+from pycoll.torch.backend.group import ProcessGroupPycoll  # noqa: E402
 from pycoll.torch.inference import combine, dispatch  # noqa: E402
 from worlds_torch import run_group  # noqa: E402
 
@@ -246,3 +248,38 @@ def test_a_rank_that_leaves_takes_no_rows_along(monkeypatch):
         return torch.equal(whole, x) and mine[:, 0].tolist() == [1.0, 2.0, 3.0]
 
     assert run_group(3, body) == [True] * 3
+
+
+def test_rows_stay_if_the_ranks_met_for_some_of_them_only(monkeypatch):
+    """A rank that heard of a death as the others began to read does not take its rows away."""
+    monkeypatch.setattr(worlds_torch, "HOSTS", ())
+    meet, take = ProcessGroupPycoll._gather_equal, ProcessGroupPycoll.block
+    taken = {0: [], 1: []}
+
+    def meets(group, request, row):
+        table = meet(group, request, row)
+        if group.rank() == 1:
+            raise PeerLost("rank 2 died")
+        return table
+
+    def takes(group, nbytes):
+        block = take(group, nbytes)
+        taken[group.rank()].append((block.ctypes.data, nbytes))
+        return block
+
+    monkeypatch.setattr(ProcessGroupPycoll, "_gather_equal", meets)
+    monkeypatch.setattr(ProcessGroupPycoll, "block", takes)
+
+    def body(rank, n):
+        x, ids, weights = problem(n, 2, torch.float32)[rank]
+        if rank == 1:
+            with pytest.raises(dist.DistBackendError, match="rank 2 died"):
+                dispatch(x, ids, weights, EXPERTS)
+            ((shown, nbytes),) = taken[rank]
+            backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+            others = [take(backend, nbytes) for _ in range(4)]
+            assert shown not in [block.ctypes.data for block in others]
+        else:
+            dispatch(x, ids, weights, EXPERTS)
+
+    run_group(2, body)
