@@ -80,7 +80,7 @@ class DeviceSide:
         self._comparison: Prepared | None = None  # what `_agree` runs
         self._background: Any = None  # stream of calls with async_op
         self._messages = MessageState(session.world_size)
-        self.times = DeviceTimes(session, transport.device)
+        self.times: DeviceTimes = DeviceTimes(session, transport.device)
         self.failure: CollError | None = None
 
     def call(
