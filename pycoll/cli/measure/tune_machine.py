@@ -146,14 +146,14 @@ def _network(comm: Communicator, ranks_per_host: tuple[int, ...]) -> Network:
         ((a, b) for a, b in itertools.combinations(range(len(hosts)), 2) if hosts[a] == hosts[b]),
         None,
     )
-    _, far_beta, sigma = (max(values) for values in zip(*far, strict=True))
+    far_beta, sigma = (max(values) for values in zip(*far, strict=True))
     with comm.split(comm.rank) as alone:
         x = np.ones(2, np.float32)
         call = _slowest(comm, _least(lambda: alone.all_reduce(x, out=x)))
     far_alpha, sigma = _rounds(comm, leaders, call, sigma)
     alpha, beta = far_alpha, far_beta
     if mates:
-        beta, gap = _link(comm, *mates)[1:]
+        beta, gap = _link(comm, *mates)
         alpha = _rounds(comm, mates, call, gap)[0]
     in_order = hosts == sorted(hosts)
     ranks = ranks_per_host if in_order else ()
@@ -193,19 +193,19 @@ def _fold(comm: Communicator) -> float:
     return _from(comm, 0, [slope([(nbytes, _least(add(nbytes))) for nbytes in _COPIES])])[0]
 
 
-def _link(comm: Communicator, a: int, b: int) -> tuple[float, float, float]:
-    """Bounce messages between two ranks; return alpha, beta and the gap between messages."""
-    alpha = beta = gap = 0.0
+def _link(comm: Communicator, a: int, b: int) -> tuple[float, float]:
+    """Bounce messages between two ranks; return beta and the gap between messages."""
+    beta = gap = 0.0
     comm.barrier()
     if comm.rank in (a, b):
         peer, first = (b, True) if comm.rank == a else (a, False)
         points = [(n, _exchange(comm, n, peer, first, 1) / 2) for n in _MESSAGES]
-        alpha, beta = points[0][1], slope(points)
-        gap = _exchange(comm, 8, peer, first, _BURST)
+        beta = slope(points)
+        burst = _exchange(comm, 8, peer, first, _BURST)
+        gap = max(LEAST, (burst - 2 * points[0][1]) / (_BURST - 1))
     comm.barrier()
-    sigma = max(LEAST, (gap - 2 * alpha) / (_BURST - 1))
-    alpha, beta, sigma = _from(comm, a, [alpha, beta, sigma])
-    return alpha, beta, sigma
+    beta, gap = _from(comm, a, [beta, gap])
+    return beta, gap
 
 
 def _exchange(comm: Communicator, nbytes: int, peer: int, first: bool, burst: int) -> float:
