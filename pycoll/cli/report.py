@@ -63,6 +63,15 @@ def _traces(args: argparse.Namespace) -> None:
 
     seen = analyse(merge(args.folder))
     before = analyse(merge(args.other)) if args.other else None
+    wrote = []
+    if args.html is not None:
+        put(args.html, page.render(seen, before))
+        wrote.append(f"\nwrote {args.html}")
+    if args.chrome is not None:
+        nbytes = chrome.write(seen.trace, args.chrome)
+        wrote.append(
+            f"\nwrote {args.chrome} ({nbytes:,} bytes); open it at https://ui.perfetto.dev"
+        )
     print("\n".join(text.above(seen)))
     shown = text.tables(seen)
     if before is not None:
@@ -70,9 +79,4 @@ def _traces(args: argparse.Namespace) -> None:
     for title, (head, rows) in shown.items():
         print(f"\n{title}")
         print(table(head, rows, range(1, len(head))))
-    if args.html is not None:
-        put(args.html, page.render(seen, before))
-        print(f"\nwrote {args.html}")
-    if args.chrome is not None:
-        nbytes = chrome.write(seen.trace, args.chrome)
-        print(f"\nwrote {args.chrome} ({nbytes:,} bytes); open it at https://ui.perfetto.dev")
+    print(*wrote, sep="\n", end="\n" if wrote else "")

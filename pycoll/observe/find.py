@@ -94,7 +94,7 @@ def find(number: int | None = None, key: int | None = None) -> Job:
     """Return the job that a process belongs to, as its launcher or a rank; by default the only one.
 
     Args:
-        number: The process.
+        number: The process; one that has started the ranks' launcher will do.
         key: In its place, the cookie of the job's communicator, which is the same on all its hosts.
 
     Raises:
@@ -111,14 +111,24 @@ def find(number: int | None = None, key: int | None = None) -> Job:
     for job in known:
         if number is not None and number in {job.launcher, *job.pids, *job.holders}:
             return job
-    lines = [f"  {job.number}  {command_of(job.number)}" for job in known]
+    below = [job for job in known if any(number in _ancestors(pid) for pid in job.pids)]
+    if len(below) == 1:
+        return below[0]
+    lines = [f"  {job.number}  {command_of(job.number)}" for job in below or known]
     there = "\n".join(["there are:", *lines]) if known else "there is no job of this user here"
-    if number is None:
+    if number is None or below:
         raise ArgumentError(f"which job? {there}" if known else there)
     raise ArgumentError(
         f"process {number} is no launcher or rank of a job whose ranks run this version of pycoll; "
         f"{there}"
     )
+
+
+def _ancestors(pid: int) -> Iterator[int]:
+    """Yield the parent of a process, its parent, and so on, but for the first of all."""
+    while (process := read(pid)) is not None and process.parent > 1:
+        pid = process.parent
+        yield pid
 
 
 def _descriptors() -> Iterator[tuple[int, str, str]]:

@@ -1,26 +1,20 @@
 """Staged problems: the first line names the rank and the cause."""
 
-import contextlib
 import os
 import re
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-from observe_jobs import until
-from pycoll.errors import ArgumentError
+from observe_jobs import first_line, said, told, until, wait_for_commands, wait_for_line
 from pycoll.observe import causes
 from pycoll.observe.causes import find_causes, headline
 from pycoll.observe.page import lines
-from pycoll.observe.report import text
+from pycoll.observe.report import text as report
 from pycoll.observe.report.analysis import analyse
 from pycoll.observe.status import RankStatus, Status, Wait, status
 from pycoll.observe.trace.merged import merge
 
-ROOT = Path(__file__).resolve().parents[2]
 STAGED = {
     "sleeping": (
         3,
@@ -126,54 +120,14 @@ STAGED = {
 """Ranks, program, and what the first line of `status` says, and of `report` if it is another."""
 
 
-def first_line(number):
-    """Return the line that `status` and `top` print first, once something is wrong with a job."""
-    with contextlib.suppress(ArgumentError):  # not begun so far
-        seen = status(number, 0.2)
-        return lines(seen)[0][0] if find_causes(seen) else None
-
-
-def told(trace):
-    """Return the first line of the report on a trace, which may still be written."""
-    with contextlib.suppress(ArgumentError):  # not begun so far
-        return text.above(analyse(merge(trace)))[0]
-
-
-def said(*words):
-    """Return the first line that a command of pycoll prints on a wide terminal."""
-    done = subprocess.run(
-        [sys.executable, "-m", "pycoll", *map(str, words)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "COLUMNS": "2000", "PYTHONPATH": str(ROOT)},
-    )
-    return done.stdout.partition("\n")[0].rstrip()
-
-
-def wait_for_line(pattern, look):
-    seen = []
-
-    def fits():
-        seen.append(look())
-        return re.match(pattern, seen[-1] or "")
-
-    try:
-        until(fits)
-    except AssertionError:
-        raise AssertionError(seen[-3:]) from None
-
-
 @pytest.mark.parametrize("name", STAGED)
 def test_the_first_line_names_rank_and_cause(job, name, tmp_path, monkeypatch):
     n, program, *want = STAGED[name]
     monkeypatch.chdir(tmp_path)
     trace = tmp_path / "trace"
     with job(n, program, PYCOLL_TRACE=str(trace)) as process:
-        wait_for_line(want[0], lambda: first_line(process.pid))
-        wait_for_line(want[0], lambda: said("status", process.pid))
-        wait_for_line(want[0], lambda: said("top", process.pid, "--every", 0.5, "--rounds", 1))
-        wait_for_line(want[-1], lambda: told(trace))
+        wait_for_commands(want[0], process.pid)
+        wait_for_line(want[-1], told, trace)
     assert re.match(want[-1], said("report", trace))  # on what killed ranks have left
 
 
@@ -189,6 +143,22 @@ def test_a_rank_that_is_continued_is_well_again(job):
         assert headline(seen, []).startswith("all 2 ranks are well: ")
         assert seen.ranks[0].calls_per_s > 0
         assert seen.ranks[0].heap_bytes >= 4000
+
+
+def test_a_report_says_why_a_call_failed(job, tmp_path):
+    """What the others waited for stands first, then that they gave up."""
+    trace = tmp_path / "trace"
+    text = "if rank == 1: time.sleep(60)\ncomm.barrier(timeout=6)"
+    with job(2, text, "--trace", str(trace)) as process:
+        process.communicate(timeout=60)
+    assert process.returncode
+    above = report.above(analyse(merge(trace)))
+    assert re.match(
+        r"rank 1 sleeps in its own code .* after all_reduce.*; rank 0 has waited [\d.]+ s for it "
+        r"in barrier at program.py:12",
+        above[0],
+    )
+    assert any(line.startswith("also: a call failed at program.py:12") for line in above)
 
 
 def rank(number, state="waits", waits=None, **more):

@@ -11,15 +11,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from namespaces import CABLE, ip, two_hosts
-from observe_jobs import until
-from pycoll.errors import ArgumentError
-from pycoll.observe.causes import find_causes, headline
+from namespaces import CABLE, addresses, ip, remote_shell, two_hosts
+from observe_jobs import (
+    COMMANDS,
+    first_line,
+    ready,
+    said,
+    told,
+    until,
+    wait_for_commands,
+    wait_for_line,
+)
 from pycoll.observe.links import dead, slow, states
 from pycoll.observe.report import torch_flight
-from pycoll.observe.report.advice import advise
-from pycoll.observe.report.advice import headline as trace_headline
-from pycoll.observe.report.analysis import analyse
 from pycoll.observe.report.failure import explain, read_dumps
 from pycoll.observe.status import status
 from pycoll.observe.trace.merged import merge
@@ -47,41 +51,20 @@ def tcp_job(folder, text, n=2, inside=None, **environ):
             process.wait()
 
 
-def first_line(number, seconds=0.5):
-    with contextlib.suppress(ArgumentError):  # not begun so far
-        seen = status(number, seconds)
-        found = find_causes(seen)
-        return headline(seen, found) if found else None
-
-
-def wait_for_line(number, pattern, seconds=30.0):
-    seen = []
-
-    def fits():
-        seen.append(first_line(number))
-        return re.search(pattern, seen[-1] or "")
-
-    try:
-        until(fits, seconds)
-    except AssertionError:
-        raise AssertionError(seen[-3:]) from None
-
-
-LOOP = "x = np.ones({count})\nwhile True: comm.all_reduce(x, out=x)"
 STAGED = {
     "sleeping": (
         "x = np.ones(3)\nfor _ in range(5): comm.all_reduce(x)\n"
         "if rank == 1: time.sleep(60)\ncomm.all_reduce(x)",
-        r"^rank 1 sleeps in its own code .*after all_reduce float64\[3\] at program.py:2 <module>"
+        r"rank 1 sleeps in its own code .*after all_reduce float64\[3\] at program.py:2 <module>"
         r".*; rank 0 has waited [\d.]+ s for it in all_reduce float64\[3\] at program.py:4",
     ),
     "deadlock": (
         "comm.recv(np.empty(1), src=1 - rank, tag=7)",
-        r"^deadlock of ranks 0, 1: rank [01] waits for rank [01] in recv\(tag=7\); rank",
+        r"deadlock of ranks 0, 1: rank [01] waits for rank [01] in recv\(tag=7\); rank",
     ),
     "posted": (
         "comm.irecv(np.empty(1), src=1 - rank, tag=9).wait()",
-        r"^deadlock of ranks 0, 1: rank [01] waits for rank [01] in recv\(tag=9\); rank",
+        r"deadlock of ranks 0, 1: rank [01] waits for rank [01] in recv\(tag=9\); rank",
     ),
 }
 
@@ -90,7 +73,7 @@ STAGED = {
 def test_ranks_over_tcp_are_seen(tmp_path, name):
     text, want = STAGED[name]
     with tcp_job(tmp_path, text) as ranks:
-        wait_for_line(ranks[0].pid, want)
+        wait_for_line(want, first_line, ranks[0].pid)
         seen = status(ranks[1].pid, 0.05)
         assert [rank.pid for rank in seen.ranks] == [process.pid for process in ranks]
 
@@ -113,7 +96,7 @@ def test_calls_in_two_levels_are_seen_and_traced(tmp_path):
     env = {**os.environ, "PYTHONPATH": str(ROOT), "PYCOLL_TRACE": str(trace), **place}
     apart = [[], [], ["unshare", "--ipc"]]
     want = (
-        r"^rank 2 sleeps in its own code .*after all_reduce float64\[5000\] at program.py:3 "
+        r"rank 2 sleeps in its own code .*after all_reduce float64\[5000\] at program.py:3 "
         r"step\(\); ranks 0, 1 have waited [\d.]+ s for it in all_reduce float64\[5000\] at program"
     )
     ranks = []
@@ -121,8 +104,8 @@ def test_calls_in_two_levels_are_seen_and_traced(tmp_path):
         for rank, before in enumerate(apart):
             words = [*before, sys.executable, str(program)]
             ranks.append(subprocess.Popen(words, env={**env, "RANK": str(rank)}))
-        wait_for_line(ranks[0].pid, want)
-        until(lambda: re.search(want, told(trace)))
+        wait_for_line(want, first_line, ranks[0].pid)
+        wait_for_line(want, told, trace)
     finally:
         for process in ranks:
             process.kill()
@@ -133,42 +116,33 @@ def test_calls_in_two_levels_are_seen_and_traced(tmp_path):
     assert not np.isnan(made[:, :30]).any()
 
 
-def told(trace):
-    """Return the first line of the report on a trace, which may still be written."""
-    seen = analyse(merge(trace))
-    return trace_headline(seen, advise(seen))
-
-
-def test_a_slow_and_then_a_dead_connection(tmp_path):
-    """It is named while the job runs, and from its trace."""
-    trace = tmp_path / "trace"
+def test_a_slow_and_then_a_dead_connection(job, tmp_path):
+    """Commands name it while the job runs, and afterwards, however the job has ended."""
+    trace, way = tmp_path / "trace", "the connection from rank {} to rank {} is "
+    text = "y = np.ones(200_000)\nwhile True: comm.all_reduce(y, out=y)"
     with two_hosts() as hosts:
-        text = LOOP.format(count=200_000)
-        inside = [["ip", "netns", "exec", host] for host in hosts]
-        with tcp_job(tmp_path, text, 2, inside, PYCOLL_TRACE=str(trace)) as ranks:
-            until(lambda: first_line(ranks[0].pid, 0.05) is not None or ready(ranks[0].pid))
+        over = ["--hosts", ",".join(addresses(hosts)), "--rsh", remote_shell(tmp_path, hosts)]
+        with job(2, text, *over, "--trace", str(trace), PYCOLL_TIMEOUT="60") as process:
+            until(lambda: ready(process.pid))
             limit = ["tbf", "rate", "40mbit", "burst", "128k", "latency", "50ms"]
             words = ["tc", "-n", hosts[0], "qdisc", "add", "dev", CABLE, "root", *limit]
             if subprocess.run(words, check=False).returncode:
                 pytest.skip("no tc")
-            wait_for_line(
-                ranks[0].pid,
-                r"^the connection from rank 0 to rank 1 is slow: it carries [\d.]+ MB/s and is "
-                r"full \d+% of the time",
+            is_slow = (
+                way.format(0, 1) + r"slow: it carries [\d.]+ MB/s and is full \d+% of the time"
             )
-            until(lambda: re.match("the connection from rank 0 to rank 1 is slow", told(trace)))
+            wait_for_commands(is_slow, process.pid)
+            wait_for_line(is_slow, said, "report", trace)
+            is_dead = way.format(r"\d", r"\d") + "dead: nothing has come back for"
+            for name, *words in COMMANDS:  # each has the 30 s after which the job fails
+                until(lambda: status(process.pid, 1.0).ranks[0].calls_per_s)
+                ip("-n", hosts[0], "link", "set", CABLE, "down")
+                wait_for_line(is_dead, said, name, process.pid, *words)
+                ip("-n", hosts[0], "link", "set", CABLE, "up")
             ip("-n", hosts[0], "link", "set", CABLE, "down")
-            wait_for_line(
-                ranks[0].pid,
-                r"^the connection from rank \d to rank \d is dead: nothing has come back for",
-            )
-            until(lambda: re.match(r"the connection from rank \d to rank \d is dead", told(trace)))
-
-
-def ready(number):
-    with contextlib.suppress(ArgumentError, IndexError):
-        return status(number, 0.05).ranks[0].calls > 5
-    return False
+            wait_for_line(is_dead, said, "report", trace)
+            process.communicate(timeout=60)
+        assert re.match(is_dead, said("report", trace))
 
 
 def test_calls_over_tcp_are_traced(tmp_path):
@@ -193,7 +167,7 @@ def test_waiting_calls_over_tcp_are_counted(tmp_path):
         "works = [comm.all_reduce(x, async_op=True) for _ in range(5)]\nworks[-1].wait()"
     )
     with tcp_job(tmp_path, text) as ranks:
-        wait_for_line(ranks[0].pid, "^rank 1 sleeps in its own code")
+        wait_for_line("rank 1 sleeps in its own code", first_line, ranks[0].pid)
         assert [rank.queued for rank in status(ranks[0].pid, 0.05).ranks] == [4, 0]
 
 

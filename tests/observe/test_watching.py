@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from observe_jobs import until
+from observe_jobs import ready, until
 from pycoll import _C
 from pycoll.errors import ArgumentError
 from pycoll.observe.find import find, jobs
@@ -20,14 +20,6 @@ from pycoll.testing import run_processes
 
 def command(*words):
     return [sys.executable, "-m", "pycoll", *map(str, words)]
-
-
-def ready(number):
-    """Whether all ranks of a job are there and make calls."""
-    try:
-        return all(rank.calls > 5 for rank in status(number, 0.05).ranks)
-    except (ArgumentError, IndexError):
-        return False
 
 
 def waits(number):
@@ -151,6 +143,18 @@ def test_jobs_are_told_apart():
     with pytest.raises(ArgumentError, match="process 1 is no launcher or rank of a job"):
         find(1)
     assert pid not in {job.number for job in jobs()}
+
+
+def test_a_job_is_found_by_what_has_started_its_launcher(job):
+    with job(2, "time.sleep(60)") as one:
+        until(lambda: ready(one.pid))
+        assert find(os.getpid()).number == one.pid
+        with job(2, "time.sleep(60)") as other:
+            until(lambda: ready(other.pid))
+            with pytest.raises(ArgumentError, match="which job") as error:
+                find(os.getpid())
+    listed = [int(line.split()[0]) for line in str(error.value).splitlines()[1:]]
+    assert listed == sorted([one.pid, other.pid])
 
 
 def test_only_boards_are_looked_at():

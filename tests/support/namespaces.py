@@ -36,3 +36,20 @@ def two_hosts():
     finally:
         for name in names:
             ip("netns", "del", name)
+
+
+def addresses(hosts):
+    """Return the addresses of hosts."""
+    return [f"{NET}.{i + 1}" for i in range(len(hosts))]
+
+
+def remote_shell(folder, hosts):
+    """Write a program that runs a command on the host with an address, as ssh does; return it."""
+    cases = [f"{at}) name={name};;" for at, name in zip(addresses(hosts), hosts, strict=True)]
+    path = folder / "shell"
+    path.write_text(
+        "\n".join(["#!/bin/sh", 'case "$1" in', *cases, "esac", "shift"])
+        + '\nexec ip netns exec $name unshare --ipc sh -c "$*"\n'
+    )
+    path.chmod(0o755)
+    return str(path)

@@ -24,14 +24,17 @@ _SWAPPED = 16 << 20  # and bytes in swap, from where on a rank counts as swapped
 
 
 def advise(seen: Analysis) -> list[Finding]:
-    """Return what is worth knowing, the most expensive first."""
-    found = [*_failures(seen), *_links(seen), *_stragglers(seen), *_growth(seen), *_small(seen)]
-    found += [*_memory(seen), *_held(seen)]
+    """Return what is worth knowing, what ended the job first, then the most expensive."""
+    links = _links(seen)
+    known = [(finding.cause, finding.ranks) for finding in links]
+    held = [finding for finding in _held(seen) if (finding.cause, finding.ranks) not in known]
+    found = [*links, *_stragglers(seen), *_growth(seen), *_small(seen)]
+    found += [*_memory(seen), *held]
     found.sort(key=lambda finding: -finding.waited_s)
     causes = [finding.cause for finding in found]
     at = causes.index("small calls") if "small calls" in causes else len(found)
     found[at:at] = _cores(seen)  # which makes calls slow
-    return found
+    return _with_failure(seen, found, held)
 
 
 def headline(seen: Analysis, findings: list[Finding]) -> str:
@@ -42,17 +45,26 @@ def headline(seen: Analysis, findings: list[Finding]) -> str:
     return f"nothing stands out: the ranks spend {share:.0%} of {seen.seconds:.3g} s in calls"
 
 
-def _failures(seen: Analysis) -> list[Finding]:
+def _with_failure(seen: Analysis, found: list[Finding], held: list[Finding]) -> list[Finding]:
+    """Put in front why a call failed, as far as that is known, and that it did."""
     bad = [(group, int(k)) for group in seen.trace.groups for k in np.flatnonzero(group.failed)[:1]]
     if not bad:
-        return []
+        return found
     group, k = bad[0]
     if odd := _odd(group, k):
-        return [odd]
+        return [odd, *found]
     missing = [group.members[p] for p in np.flatnonzero(np.isnan(group.enter_ns[:, k]))]
     who = f"; ranks {', '.join(map(str, missing))} never entered it" if missing else ""
     text = f"a call failed at {group.site[k] or 'an unknown place'} (call {k + 1}){who}"
-    return [Finding("failed", missing, text, "PYCOLL_DUMP=DIR tells how it came to that", 1e9)]
+    failed = Finding("failed", missing, text, "PYCOLL_DUMP=DIR tells how it came to that")
+    took_s = float(np.nanmax(group.leave_ns[:, k] - group.enter_ns[:, k])) * 1e-9
+    why = [
+        finding
+        for finding in found
+        if finding.cause == "dead link" or (finding in held and finding.waited_s > took_s / 4)
+    ]
+    why.sort(key=lambda finding: finding.cause == "failed")  # which tells no more than the error
+    return [*why, failed, *(finding for finding in found if finding not in why)]
 
 
 def _odd(group: Group, k: int) -> Finding | None:
