@@ -132,7 +132,11 @@ class StoreClient:
                 )
             time.sleep(_PAUSE_S)
         self._file = self._line.makefile("rwb")
-        self._greet(secret)
+        try:
+            self._greet(secret)
+        except BaseException:
+            self.close()
+            raise
 
     def _greet(self, secret: str) -> None:
         own = secrets.token_bytes(_CHALLENGE_BYTES)

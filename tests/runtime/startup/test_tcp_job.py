@@ -114,6 +114,21 @@ def test_another_secret():
     assert "secret" in ends[1][2].lower() or "has left" in ends[1][2]
 
 
+@AS_ROOT
+@pytest.mark.parametrize("apart", [True, False], ids=["hosts", "host"])
+def test_hosts_without_a_secret(apart):
+    """Rank 0 warns, and says where the program called; ranks that share memory need no secret."""
+    text = "import pycoll\npycoll.init(timeout=20).close()"
+    port = free_port()
+    ends = finish(
+        [start(r, 2, port, text=text, apart=apart and r == 1, PYCOLL_SECRET="") for r in (0, 1)]
+    )
+    assert [status for status, _, _ in ends] == [0, 0]
+    assert ("<string>:2: RuntimeWarning: the ranks" in ends[0][2]) == apart
+    assert ("PYCOLL_SECRET is not set" in ends[0][2]) == apart
+    assert ends[1][2] == ""
+
+
 TOOL = "import pycoll; print(pycoll.init(timeout=9).world_size)"
 STARTS = f"""
 import os, shlex, subprocess, sys, pycoll
@@ -195,6 +210,24 @@ def test_a_setting_that_is_wrong_on_one_rank():
     assert [status for status, _, _ in ends] == [1, 1]
     assert "PeerLeft: rank 1 cannot join" in ends[0][2]
     assert "cell_bytes is 7" in ends[1][2]
+
+
+def test_a_false_store_is_turned_away():
+    """Whoever has the port of rank 0 does not know the secret, whatever it answers."""
+    challenge, answer = b"c" * 32, b"a" * 32
+
+    def pose(server):
+        line, _ = server.accept()
+        with line:
+            line.sendall(challenge)
+            line.recv(64, socket.MSG_WAITALL)
+            line.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
+        posing = pool.submit(pose, server)
+        with pytest.raises(TransportError, match="does not know the secret of this job"):
+            StoreClient("127.0.0.1", server.getsockname()[1], SECRET, 20)
+        posing.result()
 
 
 def test_the_store_turns_strangers_away():
