@@ -103,6 +103,6 @@ def test_ranks_that_ignore_a_signal_are_killed(run, monkeypatch, number):
 
 
 def test_a_second_signal_kills_at_once(run, monkeypatch):
-    monkeypatch.setattr(launcher, "KILL_AFTER_S", 1000.0)
+    monkeypatch.setattr(launcher, "SIGNAL_GRACE_S", 1000.0)
     status, ranks = run(IGNORE, signal.SIGINT, signal.SIGINT)
     assert (status, ranks) == (128 + signal.SIGINT, [-signal.SIGKILL] * 2)

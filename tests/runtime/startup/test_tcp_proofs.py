@@ -145,10 +145,12 @@ def test_one_who_listens_in_the_place_of_a_rank(replayed):
         places[1] = own
         return places
 
-    with pytest.raises(TransportError, match="another process listens there"):
-        tcp_connections.connect(exchange, 1, names(2), "", 1, secret=SECRET, one_host=True)
-    over.set()
-    thread.join()
+    try:
+        with pytest.raises(TransportError, match="another process listens there"):
+            tcp_connections.connect(exchange, 1, names(2), "", 1, secret=SECRET, one_host=True)
+    finally:
+        over.set()
+        thread.join()
     assert seen
     assert set(seen) == {b""}
     for end in ends:
