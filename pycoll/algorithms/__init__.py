@@ -71,8 +71,10 @@ ALGORITHMS: tuple[Algorithm, ...] = (
     bruck.all_to_all,
     *prefix.scan,
     prefix.scan_chain,
+    prefix.scan_doubling,
     *prefix.exscan,
     prefix.exscan_chain,
+    prefix.exscan_doubling,
 )
 
 

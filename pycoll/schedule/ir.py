@@ -23,7 +23,7 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -73,6 +73,8 @@ __all__ = [
 
 MAX_LINES = 1 << 18
 """Folds that a schedule may have, over all rounds: enough for rings of 65,536 ranks."""
+_ENTRIES = 1 << 13
+"""Steps of ranks that are looked at together, for those that say in which they take part."""
 _END = object()
 Round = Fold | Sequence[Fold] | Steps
 ChunkCount = Callable[..., int]
@@ -82,7 +84,7 @@ class Block(NamedTuple):
     """Consecutive rounds of one form, for the ranks that take part: one round, mostly."""
 
     folds: list[Fold]  # those of each round, with numbers for each entry in place of each rank
-    rounds: int  # how many
+    rounds: int  # how many; 0 if more of the same rounds follow, of other ranks
     round: Vector  # of each entry, counted from the first of these
     column: np.ndarray | slice  # which of the ranks each entry is of
 
@@ -264,7 +266,7 @@ class Schedule:
         lines = number = 0
         for index, (item, where) in enumerate(self._yielded(ranks)):
             if isinstance(item, Steps) and item.during is not None:
-                found = iter([self._block(index, item, ranks)])
+                found = self._sparse(index, item, ranks)
             else:
                 rounds = self._rounds_of(item, where)
                 found = (Block(self._group(f, where, number), 1, 0, slice(None)) for f in rounds)
@@ -274,18 +276,25 @@ class Schedule:
                 self._check_lines(max(lines, number), where)
                 yield block
 
-    def _block(self, index: int, item: Steps, ranks: np.ndarray) -> Block:
-        """Describe steps for those ranks that take part in them, and for no others."""
+    def _sparse(self, index: int, item: Steps, ranks: np.ndarray) -> Iterator[Block]:
+        """Yield steps for those ranks that take part in them: some at a time, as one block."""
         with author_errors(self, self.algorithm.rounds):
             bounds = [np.broadcast_to(np.asarray(b), ranks.shape) for b in item.during or ()]
             first, last = np.clip(bounds, item.over.start, max(item.over.start, item.over.stop))
             length = np.maximum(last - first, 0)
-            column = np.repeat(np.arange(len(ranks)), length)
-            step = np.arange(len(column)) - np.repeat(np.cumsum(length) - length - first, length)
-        again, _ = next(islice(self._yielded(ranks[column]), index, None))
-        with author_errors(self, self.algorithm.rounds):
-            folds = folds_of(again.make(step))
-        return Block(folds, len(item.over), step - item.over.start, column)
+        end = np.cumsum(length)
+        parts = max(1, -(-int(end[-1]) // _ENTRIES)) if len(end) else 1
+        cuts = [0, *np.searchsorted(end, np.arange(1, parts) * _ENTRIES).tolist(), len(ranks)]
+        for low, high in pairwise(cuts):
+            column = np.repeat(np.arange(low, high), length[low:high])
+            step = first[column] + np.arange(len(column)) - (end - length)[column]
+            if low < high:
+                step += end[low] - length[low]
+            again, _ = next(islice(self._yielded(ranks[column]), index, None))
+            with author_errors(self, self.algorithm.rounds):
+                folds = folds_of(again.make(step))
+            rounds = len(item.over) if high == len(ranks) else 0
+            yield Block(folds, rounds, step - item.over.start, column)
 
     def _group(self, folds: Any, where: Iterator[Any], number: int) -> list[Fold]:
         """Return the folds of a round."""

@@ -60,7 +60,7 @@ def test_parameters(capsys):
     ("args", "told"),
     [
         (["halving_dubling"], "halving_doubling"),
-        (["doubling"], "--collective all_gather has it"),
+        (["doubling"], "--collective all_gather or scan or exscan has it"),
         ([], "ring"),
         (["ring,halving_doubling"], "several algorithms fit on a page only: --html"),
         (["ring", "-n", "0"], "0 ranks"),

@@ -51,11 +51,21 @@ def _one_round(collective: str, names: tuple[str, ...]) -> tuple[Rule, ...]:
 
 def _prefix(collective: str) -> tuple[Rule, ...]:
     """Lines of a prefix reduction, wherever its ranks are."""
+    many = "chain", "doubling", "direct_rank", "direct"
     return (
         Rule(collective, 16, 8 * K, False, ("direct_rank", "direct"), _FEW_SYNCS),
         Rule(collective, FEW_N, 2 * K, False, ("direct_rank", "direct"), _FEW_SYNCS),
         Rule(collective, 2, ANY_SIZE, False, ("direct_rank", "direct"), _FEW_COPIES),
-        Rule(collective, ANY_N, ANY_SIZE, False, ("chain", "direct_rank", "direct"), _ONE_INPUT),
+        Rule(collective, FEW_N, ANY_SIZE, False, ("chain", "direct_rank", "direct"), _ONE_INPUT),
+        Rule(
+            collective,
+            ANY_N,
+            2 * K,
+            False,
+            ("doubling", "chain", "direct_rank", "direct"),
+            _FEW_PEERS,
+        ),
+        Rule(collective, ANY_N, ANY_SIZE, False, many, _ONE_INPUT),
     )
 
 

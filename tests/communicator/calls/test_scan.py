@@ -41,7 +41,7 @@ def test_orders_sizes_and_places(n):
 
 @pytest.mark.parametrize("name", PREFIX)
 def test_every_algorithm(name):
-    orders = {"direct": "tree", "direct_rank": "rank", "chain": "rank"}
+    orders = {"direct": "tree", "direct_rank": "rank", "chain": "rank", "doubling": "tree"}
     todo = [
         cases.make(name, "float64", 5, 5000, algorithm=algorithm, order=orders[algorithm])
         for algorithm in names(name)

@@ -51,6 +51,8 @@ def test_the_same_bytes(entry):
         ("all_gather/doubling", 1),
         ("scan/chain", 2),
         ("exscan/chain", 2),
+        ("scan/doubling", 1),
+        ("exscan/doubling", 1),
         ("all_reduce/ring", 5),
         ("reduce_scatter/direct", 2),
         ("all_gather/direct_pull", 2),
