@@ -8,7 +8,6 @@ and 3 reduce every micro-batch and add up shards.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -301,10 +300,10 @@ class Gradients:
             return
         pending, _, out, term = self._flight
         self._flight = None
-        start = time.perf_counter()
+        ledger, name = self._groups.ledger, self._layout.entries[0].parameter.name
+        before = ledger.waits.total()
         reduced = pending.wait()
-        name = self._layout.entries[0].parameter.name
-        self._groups.ledger.bucket_waits[name] += time.perf_counter() - start
+        ledger.bucket_waits[name] += ledger.waits.total() - before
         if not self._each:
             self.result = reduced
             return

@@ -31,8 +31,8 @@ def test_figures_of_a_step(n):
         assert report.own_samples == (3 * OWN if rank == 1 else OWN)
         assert report.samples == OWN * (n + 2 * (n > 1))
         assert report.tokens_per_s == report.samples / report.seconds
-        assert sum(report.bucket_waits.values()) <= report.waited_s + 1e-3
-        assert report.bucket_waits
+        assert sum(report.bucket_waits.values()) <= report.waited_s + 1e-9
+        assert bool(report.bucket_waits) == (n > 1)  # one rank waits for nobody
         assert max(report.peaks.values()) <= report.peak_bytes <= sum(report.peaks.values())
         assert report.peaks["parameter"] > 0
         assert imbalance["samples"] == pytest.approx(3 * n / (n + 2) if n > 1 else 1)
