@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ from pycoll.errors import ArgumentError
 from pycoll.observe.find import find, jobs
 from pycoll.observe.page import HEAD, lines
 from pycoll.observe.status import status
+from pycoll.observe.trace.merged import merge
 from pycoll.testing import run_processes
 
 
@@ -47,6 +49,32 @@ def test_killed_watchers_do_not_disturb(job):
         out, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (0, "")
     assert sorted(out.split("\n")) == ["", "end 0", "end 1"]
+
+
+@pytest.mark.parametrize("settings", ["PYCOLL_TRACE", "PYCOLL_METRICS_PORT"])
+def test_a_program_that_closes_nothing_ends(job, tmp_path, settings):
+    """Also while what watches it holds a lock, and calls of its exit handlers are traced."""
+    value = {"PYCOLL_TRACE": str(tmp_path / "trace"), "PYCOLL_METRICS_PORT": str(free_port())}
+    text = (
+        "import atexit, pycoll.observe.trace.record as record\n"
+        "pack = record.pack\n"
+        "record.pack = lambda calls: time.sleep(0.2) or pack(calls)\n"
+        "atexit.register(step)\n"
+        "for _ in range(50):\n"
+        "    time.sleep(0.01)\n"
+        "    comm.barrier()\n"
+    )
+    with job(1, text, **{settings: value[settings]}) as process:
+        assert process.communicate(timeout=60) == ("", "")
+    assert process.returncode == 0
+    if settings == "PYCOLL_TRACE":
+        (group,) = merge(tmp_path / "trace").groups
+        assert group.site[-1] == "program.py:8 step()"
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
 
 
 def test_a_hang_is_reported(job):

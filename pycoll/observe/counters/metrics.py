@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -39,6 +40,7 @@ class Metrics:
             raise ArgumentError(
                 f"rank {session.rank} cannot serve metrics at {address}:{self.port}: {error}"
             ) from None
+        atexit.register(self.close)  # the interpreter ends the thread, and then nobody could wait
 
     def collect(self) -> Iterator[Any]:
         """Yield the metrics; prometheus-client asks for them."""
@@ -78,6 +80,9 @@ class Metrics:
 
     def close(self) -> None:
         """Serve no longer."""
+        atexit.unregister(self.close)
+        if not self._thread.is_alive():
+            return
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

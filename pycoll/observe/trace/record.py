@@ -66,7 +66,7 @@ class Tracer:
             setattr(session, way, self._timed(way))
         self._thread = threading.Thread(target=self._work, name="pycoll trace", daemon=True)
         self._thread.start()
-        atexit.register(self.flush)
+        atexit.register(self._end_thread)
 
     def _open(self, session: Any, folder: Path) -> tuple[IO[bytes], IO[str]]:
         members = session.job_ranks or session.members or range(session.world_size)
@@ -205,16 +205,24 @@ class Tracer:
                 session.guard(self._engine.trace, None)
         self.close()
 
-    def close(self) -> None:
-        """Write the rest and close the files; the communicator is closed."""
-        if os.getpid() != self._pid or self._stopped.is_set():
+    def _end_thread(self) -> None:
+        """End the thread before the interpreter does, which would leave the lock locked."""
+        if os.getpid() != self._pid:
             return
         self._stopped.set()
-        atexit.unregister(self.flush)
-        self._next_look = 0  # the last look at memory, too
-        self.flush()
-        if self._thread.is_alive() and self._thread is not threading.current_thread():
+        if self._thread is not threading.current_thread() and not sys.is_finalizing():
             self._thread.join()
+        self.flush()
+
+    def close(self) -> None:
+        """Write the rest and close the files; the communicator is closed."""
+        if os.getpid() != self._pid or self._calls.closed:
+            return
+        if sys.is_finalizing():  # this thread is the last one
+            self._lock = threading.Lock()
+        atexit.unregister(self._end_thread)
+        self._next_look = 0  # the last look at memory, too
+        self._end_thread()
         if self._trace.lost:
             self._note({"lost": self._trace.lost})
         self._calls.close()
