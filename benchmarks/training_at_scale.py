@@ -4,6 +4,8 @@
   hour). A GPU computes as fast as the one server that took 29 hours did (NVIDIA's blog on it).
 * GPTs on A100 (Narayanan et al., Megatron-LM, SC 2021, table 1). Every GPU computes at one speed,
   150 T operations per second, whatever the sizes of its matrices.
+* GPT-3 and Llama 2 on H100 in 8 bits (NVIDIA, NeMo 24.12, performance summary: Megatron Core). A
+  GPU computes as fast as they publish for Llama 2 7B on 8 GPUs, which has neither tp nor pp.
 """
 
 from __future__ import annotations
@@ -35,6 +37,18 @@ MEGATRON = (
     (310.1, 96, 16384, 128, 8, 16, 1920, 2160, 155),
     (529.6, 105, 20480, 128, 8, 35, 2520, 2520, 163),
     (1008.0, 128, 25600, 160, 8, 64, 3072, 3072, 163),
+)
+H100 = "rails:gpus=8,bw=50G,near_bw=450G"
+SPEED_8_BITS = 780e12
+# model, layers, hidden, heads, vocabulary, sequence, tp, pp, GPUs, batch, micro-batch, and T
+# operations/s of a GPU
+NEMO = (
+    ("GPT-3 5B", 24, 4096, 32, 51200, 2048, 1, 1, 64, 2048, 4, 765),
+    ("GPT-3 20B", 44, 6144, 48, 51200, 2048, 2, 1, 64, 256, 2, 750),
+    ("GPT-3 175B", 96, 12288, 96, 51200, 2048, 4, 8, 128, 256, 1, 771),
+    ("GPT-3 175B", 96, 12288, 96, 51200, 2048, 4, 8, 512, 2048, 2, 888),
+    ("Llama 2 13B", 40, 5120, 40, 32000, 4096, 1, 4, 16, 128, 1, 760),
+    ("Llama 2 70B", 80, 8192, 64, 32000, 4096, 4, 4, 64, 128, 1, 768),
 )
 
 
@@ -108,14 +122,38 @@ def megatron(most: float) -> None:
     print(f"\nmedian of the differences without their signs: {np.median(np.abs(offs)):.0%}")
 
 
+def nemo() -> None:
+    """Print GPT-3 and Llama 2 on H100; Llamas as GPTs of their sizes, operations counted so."""
+    print(f"\nH100 in 8 bits, {SPEED_8_BITS / 1e12:g} T operations/s, nothing computed again\n")
+    parts = ("tensor", "bubble", "data")
+    head = (
+        f"| model | GPUs | tp, pp | step | {' | '.join(parts)} | here | tensor hidden | published |"
+    )
+    print(f"{head}\n|---|---:|---|{'---:|' * 7}")
+    for name, *sizes, tp, pp, n, batch, micro, published in NEMO:
+        work = Workload(*sizes)
+        fixed = {"tp": tp, "pp": pp, "micro_batch": micro, "recompute": "none", "zero": 1}
+        fixed |= {"schedule": "interleaved:2"} if pp > 1 else {}
+        found = plan(  # their kernels keep less, so memory does not decide here
+            work, n, memory=1e12, batch=batch, network=H100, flops=SPEED_8_BITS, top=1, fixed=fixed,
+        )[0]  # fmt: skip
+        loss = 2.0 * work.sequence * work.hidden * work.vocabulary
+        done = 3 * batch * (work.layers * work.layer_flops() + loss) / n / 1e12
+        cells = [f"{found.seconds:.2f} s", *(f"{found.parts[part]:.2f} s" for part in parts)]
+        for seconds in (found.seconds, found.seconds - found.parts["tensor"]):
+            cells.append(f"{done / seconds:.0f} T/s ({done / seconds / published - 1:+.0%})")
+        print(f"| {name} | {n} | {tp}, {pp} | {' | '.join(cells)} | {published} T/s |", flush=True)
+
+
 def main() -> int:
-    """Print both tables."""
+    """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--most", type=float, default=310.1, help="billions of parameters (310.1)")
     started = time.perf_counter()
     args = parser.parse_args()
     images()
     megatron(args.most)
+    nemo()
     print(f"\n{time.perf_counter() - started:.1f} s")
     return 0
 
