@@ -7,7 +7,9 @@ of the network are those that `pycoll tune` measures, on the same ranks in the s
 speed is what the limit says. Every algorithm of a collective then runs at every size, all of them
 taking turns. `simulate` predicts each: its rounds, and before them those in which ranks agree that
 they make the same call. Printed is by how much predictions are off, and how often the order of two
-algorithms is right whose measured times differ by more than a tenth.
+algorithms is right. Pairs whose order the measurement itself does not tell are left out and
+counted: those whose medians differ by less than a tenth, and those of which one was faster in some
+turns and the other one in others.
 
 It needs root, iproute2 and util-linux, and says so where it cannot run.
 """
@@ -138,7 +140,7 @@ def rank(out, mbit, sizes):
                 for name in sorted(calls, reverse=turn % 2):
                     found[name].append(measure(comm, calls[name]))
             rows += [
-                [n, collective, nbytes, name, seconds[name], statistics.median(took)]
+                [n, collective, nbytes, name, seconds[name], statistics.median(took), took]
                 for name, took in found.items()
             ]
         if comm.rank == 0:
@@ -161,11 +163,15 @@ def run(hosts, mbit, sizes):
 
 
 def pairs(rows):
-    """Yield two algorithms of one case whose times differ by more than a tenth: rightly ordered?"""
+    """Yield for two algorithms of one case whether they are rightly ordered; None: who can tell?
+
+    All took turns, so turn i of the one is beside turn i of the other.
+    """
     for _, group in itertools.groupby(rows, lambda row: row[:3]):
         for a, b in itertools.combinations(list(group), 2):
-            if max(a[5], b[5]) > 1.1 * min(a[5], b[5]):
-                yield (a[4] < b[4]) == (a[5] < b[5])
+            faster = [x < y for x, y in zip(a[6], b[6], strict=True)]
+            apart = max(a[5], b[5]) > 1.1 * min(a[5], b[5]) and len(set(faster)) == 1
+            yield ((a[4] < b[4]) == faster[0] and a[4] != b[4]) if apart else None
 
 
 def off(rows):
@@ -179,25 +185,32 @@ def main():
     parser.add_argument("--mbit", type=int, default=1000)
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
     parser.add_argument("--all", action="store_true", help="print every case")
+    parser.add_argument("--save", type=Path, help="a file for every case with its turns, as JSON")
     args = parser.parse_args()
     if reason := namespaces.obstacle():
         raise SystemExit(f"predictions.py: {reason}")
-    lines = []
+    lines, cases = [], []
     for hosts in args.hosts:
         found = run(hosts, args.mbit, args.sizes)
+        cases.append(found)
         rows = found["rows"]
-        ordered = list(pairs(rows))
+        every = list(pairs(rows))
+        ordered = [right for right in every if right is not None]
         by_size = [f"{off([r for r in rows if r[2] == size]):.1%}" for size in args.sizes]
-        right = f"{np.mean(ordered):.1%} of {len(ordered)}"
-        lines.append([str(hosts), str(len(rows)), f"{off(rows):.1%}", *by_size, right])
+        right = f"{np.mean(ordered):.1%} of {len(ordered)}" if ordered else "-"
+        open_ = str(len(every) - len(ordered))
+        lines.append([str(hosts), str(len(rows)), f"{off(rows):.1%}", *by_size, right, open_])
         constants = ", ".join(f"{name} {value:.3g}" for name, value in found["machine"].items())
         print(f"{hosts} hosts: {constants}", flush=True)
-        for _, collective, nbytes, name, predicted, took in rows if args.all else []:
+        for _, collective, nbytes, name, predicted, took, _ in rows if args.all else []:
             case = f"{collective}/{name}, {pages.size(nbytes)}"
             times = f"{predicted * 1e6:10.1f} {took * 1e6:10.1f} us {predicted / took:6.2f}"
             print(f"   {case:40}{times}")
-    head = ["hosts", "cases", "off, median", *map(pages.size, args.sizes), "order right"]
+    sizes = map(pages.size, args.sizes)
+    head = ["hosts", "cases", "off, median", *sizes, "order right", "pairs within noise"]
     print("\n".join(pages.table(head, lines)))
+    if args.save:
+        args.save.write_text(json.dumps(cases))
 
 
 if __name__ == "__main__":
