@@ -285,6 +285,8 @@ def main():
         if wrong:
             sys.exit(f"--seed {seed}: {about}\n" + "\n".join(wrong))
         seen[kind] += 1
+        if seen.total() % 100 == 0:
+            sys.stderr.write(f"{seen.total()} rounds so far\n")
     sys.stdout.write(f"{seen.total()} rounds without a surprise: {dict(seen)}\n")
 
 

@@ -21,7 +21,9 @@ pick=. watched=.  # tests that are run; sources that the sanitizer watches
 case $mode in
   plain) flags=(-O2) ;;
   asan) flags=(-O1 -g -fno-omit-frame-pointer "${address[@]}") ;;
-  tsan) flags=(-O1 -g "${thread[@]}") ;;
+  tsan)
+    flags=(-O1 -g "${thread[@]}")
+    pick='/(base|engine|memory|p2p|transports)/' ;;  # the tests of kernels have one thread
   short)
     bash tests/native/run.sh short-asan
     exec bash tests/native/run.sh short-tsan ;;
