@@ -7,19 +7,15 @@ from __future__ import annotations
 
 from pycoll.algorithms.adjacent import doublings, power_of_two
 from pycoll.algorithms.copies import keep
-from pycoll.algorithms.direct import in_both_orders
+from pycoll.algorithms.direct import everywhere, in_both_orders
 from pycoll.schedule.ir import ACC, IN, OUT, TMP, algorithm, at, fold, in_turn
 
 
 def _direct(rank, last, n, tree):
     """Folds in which rank r combines the inputs of ranks 0 to ``last(r)``, if that is a rank."""
+    inputs = everywhere(n, IN)
     return [
-        fold(
-            [at(peer, IN) for peer in range(last(owner) + 1)],
-            to=at(rank, OUT),
-            tree=tree,
-            where=rank == owner,
-        )
+        fold(inputs[: last(owner) + 1], to=at(rank, OUT), tree=tree, where=rank == owner)
         for owner in range(n)
         if last(owner) >= 0
     ]
