@@ -14,7 +14,7 @@ PRELUDE = """
 import os, signal, time
 import numpy as np
 import pycoll
-comm = pycoll.init(timeout=60)
+comm = pycoll.init(timeout=300)
 rank, x = comm.rank, comm.zeros(1000)
 def step():
     comm.all_reduce(x, out=x)

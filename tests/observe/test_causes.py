@@ -18,7 +18,7 @@ from pycoll.observe.trace.merged import merge
 STAGED = {
     "sleeping": (
         3,
-        "if rank == 1: time.sleep(60)\nstep()",
+        "if rank == 1: time.sleep(300)\nstep()",
         r"rank 1 sleeps in its own code \(process \d+: \d+% of a core\) after all_reduce "
         r"float32\[1000\] at program.py:8 step\(\); ranks 0, 2 have waited [\d.]+ s for it "
         r"in all_reduce float32\[1000\] at program.py:8 step\(\)",
@@ -46,7 +46,7 @@ STAGED = {
     "chain": (
         3,
         "pair = comm.split(0 if rank else None)\n"
-        "if rank == 2: time.sleep(60)\n"
+        "if rank == 2: time.sleep(300)\n"
         "if pair: pair.barrier()\n"
         "step()",
         r"rank 2 sleeps in its own code .* after .*; ranks 0, 1 have waited",
@@ -56,7 +56,7 @@ STAGED = {
         "try:\n"
         "    comm.broadcast(x) if rank == 2 else step()\n"
         "except pycoll.CollError:\n"
-        "    time.sleep(60)",
+        "    time.sleep(300)",
         r"rank 2 left the common path: broadcast float32\[1000\] at program.py:12 <module>\(\), "
         r"where the others called all_reduce float32\[1000\] at program.py:8 step\(\)",
         r"rank 2 left the common path: broadcast.* at program.py:12 <module>\(\), where the others "
@@ -108,10 +108,11 @@ STAGED = {
     ),
     "growing memory": (
         2,
-        "kept = []\n"
+        "kept, begin = [], time.monotonic()\n"  # by 3% a second, however slow the machine is
         "while True:\n"
         "    time.sleep(0.005)\n"
-        "    if rank: kept.append(np.ones(1 << 15))\n"
+        "    while rank and len(kept) < min(8000, 800 * (1.03 ** (time.monotonic() - begin) - 1)):\n"
+        "        kept.append(np.ones(1 << 15))\n"
         "    step()",
         r"the memory of rank 1 grows by \d+ MiB/s, and is \d+ MiB \(process \d+\)",
         r"the memory of rank 1 grows by [\d.]+ MiB/s, to [\d.]+ MiB at the end",
@@ -120,6 +121,7 @@ STAGED = {
 """Ranks, program, and what the first line of `status` says, and of `report` if it is another."""
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", STAGED)
 def test_the_first_line_names_rank_and_cause(job, name, tmp_path, monkeypatch):
     n, program, *want = STAGED[name]
@@ -148,7 +150,7 @@ def test_a_rank_that_is_continued_is_well_again(job):
 def test_a_report_says_why_a_call_failed(job, tmp_path):
     """What the others waited for stands first, then that they gave up."""
     trace = tmp_path / "trace"
-    text = "if rank == 1: time.sleep(60)\ncomm.barrier(timeout=6)"
+    text = "if rank == 1: time.sleep(300)\ncomm.barrier(timeout=6)"
     with job(2, text, "--trace", str(trace)) as process:
         process.communicate(timeout=60)
     assert process.returncode

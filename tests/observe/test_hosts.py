@@ -14,7 +14,7 @@ from pycoll.observe.status import status
 
 HERE = """sh -c 'test "$1" = there || exit 3; shift; exec sh -c "$*"' rsh"""
 """A remote shell that takes this host for another one."""
-PROGRAM = "if rank: time.sleep(60)\nstep()"
+PROGRAM = "if rank: time.sleep(300)\nstep()"
 
 
 def waiting(number):

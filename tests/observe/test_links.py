@@ -54,7 +54,7 @@ def tcp_job(folder, text, n=2, inside=None, **environ):
 STAGED = {
     "sleeping": (
         "x = np.ones(3)\nfor _ in range(5): comm.all_reduce(x)\n"
-        "if rank == 1: time.sleep(60)\ncomm.all_reduce(x)",
+        "if rank == 1: time.sleep(300)\ncomm.all_reduce(x)",
         r"rank 1 sleeps in its own code .*after all_reduce float64\[3\] at program.py:2 <module>"
         r".*; rank 0 has waited [\d.]+ s for it in all_reduce float64\[3\] at program.py:4",
     ),
@@ -87,7 +87,7 @@ def test_calls_in_two_levels_are_seen_and_traced(tmp_path):
         "comm = pycoll.init()\n"
         "def step(): comm.all_reduce(np.ones(5000))\n"
         "for _ in range(30): step()\n"
-        "if comm.rank == 2: time.sleep(60)\n"
+        "if comm.rank == 2: time.sleep(300)\n"
         "step()\n"
     )
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -116,6 +116,7 @@ def test_calls_in_two_levels_are_seen_and_traced(tmp_path):
     assert not np.isnan(made[:, :30]).any()
 
 
+@pytest.mark.timeout(400)
 def test_a_slow_and_then_a_dead_connection(job, tmp_path):
     """Commands name it while the job runs, and afterwards, however the job has ended."""
     trace, way = tmp_path / "trace", "the connection from rank {} to rank {} is "
@@ -163,7 +164,7 @@ def test_calls_over_tcp_are_traced(tmp_path):
 
 def test_waiting_calls_over_tcp_are_counted(tmp_path):
     text = (
-        "x = np.ones(3)\ncomm.barrier()\nif rank: time.sleep(60)\n"
+        "x = np.ones(3)\ncomm.barrier()\nif rank: time.sleep(300)\n"
         "works = [comm.all_reduce(x, async_op=True) for _ in range(5)]\nworks[-1].wait()"
     )
     with tcp_job(tmp_path, text) as ranks:

@@ -78,7 +78,7 @@ def free_port():
 
 
 def test_a_hang_is_reported(job):
-    with job(2, "if rank: time.sleep(60)\nstep()") as process:
+    with job(2, "if rank: time.sleep(300)\nstep()") as process:
         until(lambda: waits(process.pid))
         out = subprocess.run(
             command("status", process.pid, "--watch-hang", 1, "--json"),
@@ -122,7 +122,7 @@ def test_skew_is_told(job):
 def test_waiting_calls_are_counted(job):
     """The first of five calls has begun, and waits for rank 1; four are in the queue."""
     program = (
-        "if rank: time.sleep(60)\nworks = [comm.all_reduce(x, async_op=True) for _ in range(5)]"
+        "if rank: time.sleep(300)\nworks = [comm.all_reduce(x, async_op=True) for _ in range(5)]"
     )
     with job(2, program + "\nworks[-1].wait()") as process:
         until(lambda: waits(process.pid))
@@ -136,7 +136,7 @@ def test_waiting_calls_are_counted(job):
 def test_top_draws(job, columns):
     """No column is cut, whatever the terminal."""
     pytest.importorskip("rich")
-    with job(2, "if rank: time.sleep(60)\nstep()") as process:
+    with job(2, "if rank: time.sleep(300)\nstep()") as process:
         until(lambda: waits(process.pid))
         out = subprocess.run(
             command("top", process.pid, "--every", 0.7, "--rounds", 1),
@@ -174,10 +174,10 @@ def test_jobs_are_told_apart():
 
 
 def test_a_job_is_found_by_what_has_started_its_launcher(job):
-    with job(2, "time.sleep(60)") as one:
+    with job(2, "time.sleep(300)") as one:
         until(lambda: ready(one.pid))
         assert find(os.getpid()).number == one.pid
-        with job(2, "time.sleep(60)") as other:
+        with job(2, "time.sleep(300)") as other:
             until(lambda: ready(other.pid))
             with pytest.raises(ArgumentError, match="which job") as error:
                 find(os.getpid())

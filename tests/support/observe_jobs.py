@@ -22,7 +22,7 @@ COMMANDS = ("status",), ("top", "--every", 0.5, "--rounds", 1)
 """What looks at a running job once."""
 
 
-def until(look, seconds=30.0):
+def until(look, seconds=90.0):
     """Call `look` until it returns something true, and return that."""
     give_up = time.monotonic() + seconds
     while True:
@@ -44,7 +44,7 @@ def ready(number):
 def first_line(number):
     """Return the line that `status` and `top` print first, once something is wrong with a job."""
     with contextlib.suppress(ArgumentError):  # not begun so far
-        seen = status(number, 0.2)
+        seen = status(number)
         return lines(seen)[0][0] if find_causes(seen) else None
 
 
