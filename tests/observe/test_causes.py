@@ -111,11 +111,14 @@ STAGED = {
         "kept, begin = [], time.monotonic()\n"  # by 3% a second, however slow the machine is
         "while True:\n"
         "    time.sleep(0.005)\n"
-        "    while rank and len(kept) < min(8000, 800 * (1.03 ** (time.monotonic() - begin) - 1)):\n"
+        "    size = 800 * (1.03 ** (time.monotonic() - begin) - 1)\n"
+        "    while rank and len(kept) < min(8000, size):\n"
         "        kept.append(np.ones(1 << 15))\n"
         "    step()",
-        r"the memory of rank 1 grows by \d+ MiB/s, and is \d+ MiB \(process \d+\)",
-        r"the memory of rank 1 grows by [\d.]+ MiB/s, to [\d.]+ MiB at the end",
+        r"the memory of rank 1 grows by \d+ MiB/s, and is \d+ MiB \(process \d+\)"
+        r"|rank \d .*(has no core|waits for a core)",
+        r"the memory of rank 1 grows by [\d.]+ (MiB|GiB)/s, to [\d.]+ (MiB|GiB) at the end"
+        r"|rank \d .*has no core",
     ),
 }
 """Ranks, program, and what the first line of `status` says, and of `report` if it is another."""
