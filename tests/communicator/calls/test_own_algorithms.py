@@ -79,7 +79,7 @@ def test_a_wrong_algorithm_does_not_run(wrong):
         assert (out == -7).all()
         return comm.all_reduce(np.ones(3)).tolist()  # the communicator goes on
 
-    assert run_processes(4, rank) == [[4.0] * 3] * 4
+    assert run_processes(4, rank, timeout=60) == [[4.0] * 3] * 4
 
 
 # The proof runs the vector form over all ranks: what runs has to be that, too.
