@@ -13,6 +13,15 @@
 
 namespace pycoll {
 
+// Of a few numbers or pointers, for which calling memcmp costs more than it does.
+template <typename T>
+bool same(const T* a, const T* b, int n) {
+  for (int i = 0; i < n; ++i) {
+    if (a[i] != b[i]) return false;
+  }
+  return true;
+}
+
 enum class Place : uint8_t { kAbsent, kPrivate, kSymmetric };
 
 // What must be the same of two arrays for a call with one to be like a call with the other.
@@ -24,7 +33,11 @@ struct ArrayKey {
   int32_t ndim = 0;
   Place place = Place::kAbsent;
   std::array<Py_ssize_t, kMaxDims> dims{};
-  bool operator==(const ArrayKey&) const = default;
+
+  bool operator==(const ArrayKey& other) const {
+    return type == other.type && element == other.element && ndim == other.ndim &&
+           place == other.place && same(dims.data(), other.dims.data(), ndim);
+  }
 };
 
 struct ArrayMemory {

@@ -3,6 +3,7 @@
 #include <array>
 #include <limits>
 #include <optional>
+#include <type_traits>
 
 #include "bindings/arguments.h"
 #include "bindings/gil.h"
@@ -22,7 +23,11 @@ struct Key {
   std::array<PyObject*, 5> objects{};  // kind, op, root, order, algorithm
   ArrayKey x, out;
   intptr_t shift = kApart;  // bytes from x to out where they overlap
-  bool operator==(const Key&) const = default;
+
+  bool operator==(const Key& other) const {
+    return same(objects.data(), other.objects.data(), static_cast<int>(objects.size())) &&
+           x == other.x && out == other.out && shift == other.shift;
+  }
 };
 
 struct Entry {
@@ -73,8 +78,12 @@ size_t slot_of(const Key& key) {
 bool make_key(const State& state, PyObject* const* args, Key& key, Arrays& arrays) {
   key.objects = {args[kKind], args[kOp], args[kRoot], args[kOrder], args[kAlgorithm]};
   auto& [in, out, x, result] = arrays;
-  if (!describe_array(state.heap.get(), args[kX], false, key.x, in) ||
-      !describe_array(state.heap.get(), args[kOut], true, key.out, out)) {
+  const bool in_place = args[kX] == args[kOut];
+  if (!describe_array(state.heap.get(), args[kX], in_place, key.x, in)) return false;
+  if (in_place) {
+    key.out = key.x;
+    out = in;
+  } else if (!describe_array(state.heap.get(), args[kOut], true, key.out, out)) {
     return false;
   }
   const bool apart = in.data == nullptr || out.data == nullptr || in.scattered ||
@@ -199,26 +208,28 @@ PyObject* submit(State& state, const Entry& entry, Arrays& arrays, uint32_t site
   return state.queued()(flight).release().ptr();
 }
 
-PyObject* run(State& state, const Entry& entry, Arrays& arrays, uint32_t site, double limit_s) {
-  const std::shared_ptr<const BoundCall> call = entry.call;
-  const std::shared_ptr<const StagedCall> staged = entry.staged;
-  const std::shared_ptr<TwoLevelEngine> two = state.two;
-  const std::shared_ptr<Engine> engine = state.engine;  // another thread may close it meanwhile
-  const std::shared_ptr<MessageEngine> mpi = state.mpi;
+// Runs a call on an engine, which another thread may close meanwhile.
+template <typename E, typename Call>
+PyObject* run_on(State& state, const std::shared_ptr<E> engine, const std::shared_ptr<Call> call,
+                 Arrays& arrays, uint32_t site, double limit_s) {
   auto& [in, out, x, result] = arrays;
   const auto work = [&, in = in.data, out = out.data] {
-    if (two != nullptr) {
-      two->run(*staged, in, out, site, limit_s);
-    } else if (engine != nullptr) {
-      engine->run(*call, in, out, site, limit_s);
-    } else {
-      mpi->run(*call, in, out, site, limit_s);
-    }
+    engine->run(*call, in, out, site, limit_s);
   };
-  const std::optional<Error> error = error_of_call(engine.get(), call.get(), work);
+  const std::optional<Error> error = [&] {
+    if constexpr (std::is_same_v<E, Engine>) return error_of_call(engine.get(), call.get(), work);
+    return error_of<Unlocked>(work);
+  }();
   if (!error.has_value()) return result.release().ptr();
   fail(state, error->kind(), error->what(), x.ptr(), result);
   return nullptr;
+}
+
+PyObject* run(State& state, const Entry& entry, Arrays& arrays, uint32_t site, double limit_s) {
+  if (state.engine != nullptr)
+    return run_on(state, state.engine, entry.call, arrays, site, limit_s);
+  if (state.two != nullptr) return run_on(state, state.two, entry.staged, arrays, site, limit_s);
+  return run_on(state, state.mpi, entry.call, arrays, site, limit_s);
 }
 
 // The seconds that a call may wait, negative for those of the engine; nothing for what Python code

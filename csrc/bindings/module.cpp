@@ -151,20 +151,45 @@ PYBIND11_MODULE(_C, m) {
       .def_property_readonly("descriptor", [](const BoundCall& c) { return c.descriptor; })
       .def_property_readonly("count", [](const BoundCall& c) { return c.count; });
   bind_control(m);
+  OwnedClass<TraceBell>(m, "TraceBell")
+      .def(made<TraceBell>())
+      .def("wait", &TraceBell::wait, "us"_a, Release())
+      .def("ring", &TraceBell::ring);
   OwnedClass<Trace>(m, "Trace")
-      .def(py::init([](size_t capacity, uintptr_t begin, uintptr_t end) {
+      .def(py::init([](size_t capacity, uintptr_t begin, uintptr_t end,
+                       std::shared_ptr<TraceBell> bell) {
              const Marks marks{reinterpret_cast<decltype(Marks::begin)>(begin),
                                reinterpret_cast<decltype(Marks::end)>(end)};
-             return std::make_shared<Trace>(capacity, marks);
+             return std::make_shared<Trace>(capacity, marks, std::move(bell));
            }),
-           "capacity"_a, "begin"_a = 0, "end"_a = 0)
+           "capacity"_a, "begin"_a = 0, "end"_a = 0, "bell"_a = nullptr)
       .def_property_readonly("lost", &Trace::lost)
-      .def("take", [](Trace& trace) {  // records as bytes
-        std::vector<TraceRecord> taken(trace.waiting());
-        taken.resize(trace.take(taken.data(), taken.size()));
-        return py::bytes(reinterpret_cast<const char*>(taken.data()),
-                         taken.size() * sizeof(TraceRecord));
-      });
+      .def_property_readonly("empty", &Trace::empty)
+      .def(
+          "write",
+          [](Trace& trace, int file) {
+            int error = 0;
+            {
+              const Unlocked unlocked;
+              error = trace.write(file);
+            }
+            if (error == 0) return;
+            errno = error;
+            PyErr_SetFromErrno(PyExc_OSError);
+            throw py::error_already_set();
+          },
+          "file"_a)
+      .def("counts",
+           [](const Trace& trace) {  // rows of descriptor and what CallCounts has
+             py::list rows;
+             for (const auto& [descriptor, c] : trace.counts()) {
+               rows.append(py::make_tuple(descriptor, c.calls, c.elements, c.failed, c.total_ns,
+                                          c.waited_ns, c.by_time));
+             }
+             return rows;
+           })
+      .def_property_readonly_static("up_to_ns",
+                                    [](const py::object&) { return CallCounts::kUpToNs; });
   OwnedClass<Engine> engine(m, "Engine");
   add_engine_methods<Engine>(m, engine);
   engine.def(py::init(&make_engine), "control"_a, "heap"_a, "rank"_a, "timeout_s"_a, "threads"_a)

@@ -114,17 +114,17 @@ uint32_t Engine::site(std::string_view text) {
 
 void Engine::execute_traced(const Job& job) {
   if (trace_ == nullptr) return execute(job);  // it ended while the call was queued
-  traced_ = {};
-  const uint64_t first = iteration();
+  const auto first = static_cast<uint32_t>(iteration());
   trace_->begin(job.call->descriptor, job.call->count);
-  const uint64_t enter = traced_.wait_begin = ticks();
+  const uint64_t enter = ticks();
+  traced_ = {.wait_begin = enter};
   const auto note = [&](uint32_t failed) {
-    const auto total = static_cast<float>(ticks() - enter);
+    const auto total = static_cast<int64_t>(ticks() - enter);  // a signed one is quickly converted
     trace_->end();
-    trace_->add({enter, descriptor_, count_, total, static_cast<float>(traced_.waited),
-                 static_cast<uint32_t>(first), static_cast<uint16_t>(job.site | failed),
-                 traced_.awaited});
-    traced_.wait_begin = 0;  // no call is timed
+    trace_->add({enter, descriptor_, count_, static_cast<float>(total),
+                 static_cast<float>(static_cast<int64_t>(traced_.waited)), first,
+                 static_cast<uint16_t>(job.site | failed), traced_.awaited});
+    traced_.wait_begin = 0;
   };
   try {
     execute(job);

@@ -178,8 +178,9 @@ class Engine {
   }
   void check_usable() const;
   template <bool kTrace>
-  void run_now(const BoundCall& call, const void* in, void* out, uint32_t site, double timeout_s,
-               std::shared_ptr<const Detours>&& detours);
+  [[gnu::always_inline]] void run_now(const BoundCall& call, const void* in, void* out,
+                                      uint32_t site, double timeout_s,
+                                      std::shared_ptr<const Detours>&& detours);
   template <bool kTrace>
   Ticket queue(std::shared_ptr<const BoundCall>&& call, const void* in, void* out, uint32_t site,
                double timeout_s, std::shared_ptr<const Detours>&& detours);

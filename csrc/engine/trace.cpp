@@ -1,8 +1,12 @@
 #include "engine/trace.h"
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <bit>
-#include <span>
+#include <cerrno>
+#include <cstring>
 
 #include "engine/engine.h"
 
@@ -10,33 +14,116 @@ namespace pycoll {
 namespace {
 
 constexpr uint64_t kShortestNs = 5'000'000;  // between readings that tell how long a tick is
+constexpr size_t kAtOnce = 512;              // records: they stay in the first cache
+
+// A call as it lies in a file: no array has 2^48 elements.
+struct [[gnu::packed]] PackedRecord {
+  uint64_t enter_ns, descriptor;
+  uint32_t count_low;
+  uint16_t count_high;
+  float total_ns, waited_ns;
+  uint32_t iteration;
+  uint16_t site, awaited;
+};
+static_assert(sizeof(PackedRecord) == 38);
+
+// Returns 0, or the error of the system.
+int write_all(int file, const char* data, size_t nbytes) {
+  while (nbytes > 0) {
+    const ssize_t n = ::write(file, data, nbytes);
+    if (n < 0 && errno != EINTR) return errno;
+    if (n > 0) data += n, nbytes -= static_cast<size_t>(n);
+  }
+  return 0;
+}
 
 }  // namespace
 
-Trace::Trace(size_t capacity, Marks marks)
-    : mask_(std::bit_ceil(std::max<size_t>(capacity, 2)) - 1),
+Trace::Trace(size_t capacity, Marks marks, std::shared_ptr<TraceBell> bell)
+    : mask_(std::bit_ceil(std::max<size_t>(capacity, 4)) - 1),
       marks_(marks),
-      records_(std::make_unique<TraceRecord[]>(mask_ + 1)),
+      bell_(std::move(bell)),
+      records_(nullptr, {(mask_ + 1) * sizeof(TraceRecord)}),
       first_(read_clocks()),
-      last_(first_) {}
+      last_(first_) {
+  void* ring = mmap(nullptr, records_.get_deleter().nbytes, PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+  COLL_CHECK(ring != MAP_FAILED, "ArgumentError", "no memory for a trace of ", mask_ + 1,
+             " calls: ", std::strerror(errno));
+  records_.reset(static_cast<TraceRecord*>(ring));
+}
 
-size_t Trace::take(TraceRecord* to, size_t most, bool in_ns) {
+void Trace::Unmap::operator()(TraceRecord* ring) const { munmap(ring, nbytes); }
+
+size_t Trace::take(TraceRecord* to, size_t most) {
   const uint64_t begin = begin_.load(std::memory_order_relaxed);
   const size_t n = std::min<size_t>(most, end_.load(std::memory_order_acquire) - begin);
   for (size_t i = 0; i < n; ++i) to[i] = records_[(begin + i) & mask_];
   begin_.store(begin + n, std::memory_order_release);
-  if (!in_ns || n == 0) return n;
+  return n;
+}
+
+int Trace::write(int file) {
+  uint64_t begin = begin_.load(std::memory_order_relaxed);
+  const uint64_t end = end_.load(std::memory_order_acquire);
+  if (begin == end) return 0;
   ClockReading now = read_clocks();
   while (now.ns - first_.ns < kShortestNs) now = read_clocks();  // once, at the very beginning
   const Scale overall(first_, now), recent(now.ns - last_.ns < kShortestNs ? first_ : last_, now);
-  for (TraceRecord& record : std::span(to, n)) {
-    // A long call began before the latest take.
-    record.enter = (record.enter < last_.ticks ? overall : recent).ns_at(record.enter);
-    record.total *= static_cast<float>(overall.ns_per_tick);
-    record.waited *= static_cast<float>(overall.ns_per_tick);
+  const auto ns_per_tick = static_cast<float>(overall.ns_per_tick);
+  std::array<PackedRecord, kAtOnce> packed;
+  int error = 0;
+  while (begin < end && error == 0) {
+    const size_t n = std::min<size_t>(end - begin, kAtOnce);
+    for (size_t i = 0; i < n; ++i) {
+      const TraceRecord& record = records_[(begin + i) & mask_];
+      // A long call began before the latest write.
+      const Scale& scale = record.enter < last_.ticks ? overall : recent;
+      packed[i] = {.enter_ns = scale.ns_at(record.enter),
+                   .descriptor = record.descriptor,
+                   .count_low = static_cast<uint32_t>(record.count),
+                   .count_high = static_cast<uint16_t>(record.count >> 32),
+                   .total_ns = record.total * ns_per_tick,
+                   .waited_ns = record.waited * ns_per_tick,
+                   .iteration = record.iteration,
+                   .site = record.site,
+                   .awaited = record.awaited};
+      count(record, packed[i].total_ns, packed[i].waited_ns);
+    }
+    begin += n;
+    begin_.store(begin, std::memory_order_release);
+    error = write_all(file, reinterpret_cast<const char*>(packed.data()), n * sizeof(PackedRecord));
   }
   last_ = now;
-  return n;
+  return error;
+}
+
+void Trace::count(const TraceRecord& record, float total_ns, float waited_ns) {
+  if (newest_ == nullptr || newest_->first != record.descriptor) {
+    newest_ = &*counts_.try_emplace(record.descriptor).first;
+  }
+  CallCounts& counts = newest_->second;
+  ++counts.calls;
+  counts.elements += record.count;
+  counts.failed += (record.site & TraceRecord::kFailed) != 0;
+  counts.total_ns += total_ns;
+  counts.waited_ns += waited_ns;
+  size_t bucket = 0;
+  while (bucket < CallCounts::kUpToNs.size() && total_ns > CallCounts::kUpToNs[bucket]) ++bucket;
+  ++counts.by_time[bucket];
+}
+
+void TraceBell::wait(uint32_t us) {
+  const Bell bell{&rung_, &sleepers_};
+  sleepers_.fetch_add(1, std::memory_order_seq_cst);
+  sleep_on(bell, seen_, us);
+  sleepers_.fetch_sub(1, std::memory_order_relaxed);
+  seen_ = load_bell(bell);
+}
+
+void TraceBell::ring() {
+  rung_.fetch_add(1, std::memory_order_seq_cst);
+  pycoll::ring({&rung_, &sleepers_});
 }
 
 void Engine::trace(std::shared_ptr<Trace> trace) {

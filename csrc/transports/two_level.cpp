@@ -56,7 +56,7 @@ void TwoLevelEngine::run(const StagedCall& call, const void* in, void* out, uint
     trace_->end();
     auto waited = static_cast<float>(flat_->count_waits(true));
     TraceRecord stage;
-    while (stages_->take(&stage, 1, false) != 0) waited += stage.waited;
+    while (stages_->take(&stage, 1) != 0) waited += stage.waited;
     trace_->add({enter, descriptor, count, total, std::min(waited, total), iteration,
                  static_cast<uint16_t>(site | failed), TraceRecord::kNobody});
   };

@@ -62,9 +62,10 @@ class Observation:
     def trace(self, folder: str | os.PathLike[str]) -> Iterator[Path]:
         """Write every call of this rank to a folder, for as long as the context lasts.
 
-        All ranks should trace, to the same folder. ``pycoll report FOLDER`` reads it. A traced call
-        takes some 0.05 us longer; afterwards calls cost what they did before. ``PYCOLL_TRACE``
-        traces all of a job instead.
+        Calls on communicators that were, or are, split from this one are written too, so those of
+        the engines of `pycoll.parallel` are. All ranks should trace, to the same folder. ``pycoll
+        report FOLDER`` reads it. A traced call takes some 0.05 us longer; afterwards calls cost
+        what they did before. ``PYCOLL_TRACE`` traces all of a job instead.
 
         Args:
             folder: Where the files go; it is made.

@@ -20,8 +20,11 @@ class Watcher:
     def __init__(self, session: Any) -> None:
         self._session = weakref.ref(session)
         self.errors: int = 0
+        self.attached: bool = False  # to what the settings ask for
         self.tracer: Tracer | None = None
         self.metrics: Metrics | None = None
+        self._folder: str | os.PathLike[str] = ""  # of the trace
+        self._others: list[Watcher] = []  # that are traced because this one is
         self._marks = (0, 0)
         self._dump_dir, self._dumped = session.config.dump_dir, False
 
@@ -48,15 +51,29 @@ class Watcher:
     def mark(self, marks: tuple[int, int]) -> None:
         """Call functions at these addresses around every call; see `Marks` of csrc/engine."""
         session, self._marks = self._session(), marks
-        session.guard(session.runner.trace, _C.Trace(0, *marks))  # nobody takes its records
+        if self.tracer is None:
+            session.guard(session.runner.trace, _C.Trace(0, *marks))  # nobody takes its records
 
     def start_trace(self, folder: str | os.PathLike[str]) -> None:
-        """Trace calls from the next one on."""
+        """Trace calls from the next one on, and those of the communicators split from this one."""
         session = self._session()
-        self.tracer = Tracer(session, folder, self._marks)
+        self.tracer, self._folder = Tracer(session, folder, self._marks), folder
+        for child in list(session.children):
+            if child.runner is not None:
+                self.was_split(child)
+
+    def was_split(self, child: Any) -> None:
+        """Trace a session that was split from this one, for as long as this one is traced."""
+        if self.tracer is not None and watcher_of(child).tracer is None:
+            child.observer._marks = self._marks
+            child.observer.start_trace(self._folder)
+            self._others.append(child.observer)
 
     def stop_trace(self) -> None:
         """Trace no more calls."""
+        for other in self._others:
+            other.stop_trace()
+        self._others.clear()
         session = self._session()
         if session is not None and session.device is not None:
             session.device.times.drain()
@@ -94,14 +111,15 @@ def attach(session: Any, marks: Callable[[], tuple[int, int]], metrics: bool = T
         ArgumentError: If that cannot be.
         CudaUnavailable: If calls are to be ranges of NVTX, and there is no device library.
     """
-    config = session.config
-    if session.observer is not None:
+    config, watcher = session.config, session.observer
+    if watcher is not None and watcher.attached:
         return
     if config.dump_dir or config.trace_dir or config.metrics_port or config.nvtx:
         watcher = watcher_of(session)
+        watcher.attached = True
         if config.nvtx:
             watcher.mark(marks())
-        if config.trace_dir:
+        if config.trace_dir and watcher.tracer is None:
             watcher.start_trace(config.trace_dir)
         if metrics and config.metrics_port and session.members is None:
             watcher.metrics = Metrics(session, config.metrics_port, config.metrics_address)

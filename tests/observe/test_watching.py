@@ -56,9 +56,10 @@ def test_a_program_that_closes_nothing_ends(job, tmp_path, settings):
     """Also while what watches it holds a lock, and calls of its exit handlers are traced."""
     value = {"PYCOLL_TRACE": str(tmp_path / "trace"), "PYCOLL_METRICS_PORT": str(free_port())}
     text = (
-        "import atexit, pycoll.observe.trace.record as record\n"
-        "pack = record.pack\n"
-        "record.pack = lambda calls: time.sleep(0.2) or pack(calls)\n"
+        "import atexit\n"
+        "from pycoll.runtime.calls.call_sites import CallSites\n"
+        "texts = CallSites.texts\n"
+        "CallSites.texts = lambda sites: time.sleep(0.2) or texts(sites)\n"
         "atexit.register(step)\n"
         "for _ in range(50):\n"
         "    time.sleep(0.01)\n"

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
+from pycoll import _C
 from pycoll.runtime.sessions.reports import Call
 from pycoll.types import type_bytes
 
-BUCKETS_S = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)  # upper ends of the histogram
+BUCKETS_S = tuple(ns / 1e9 for ns in _C.Trace.up_to_ns)  # upper ends of the histogram
 
 
 @dataclass
@@ -92,17 +91,16 @@ def read(session: Any) -> Stats:
     )
 
 
-def add(counts: dict[str, Counts], calls: np.ndarray) -> None:
-    """Count records of a trace."""
-    for descriptor in np.unique(calls["descriptor"]).tolist():
-        mine = calls[calls["descriptor"] == descriptor]
+def by_collective(trace: _C.Trace) -> dict[str, Counts]:
+    """Return what a trace has counted, by collective."""
+    found: dict[str, Counts] = {}
+    for descriptor, calls, elements, failed, total_ns, waited_ns, by_time in trace.counts():
         what = Call.unpack(descriptor, 0)
-        own = counts.setdefault(what.kind, Counts())
-        own.calls += mine.size
-        own.nbytes += int(mine["count"].sum()) * type_bytes(what.dtype)
-        own.seconds += float(mine["total_ns"].sum(dtype=np.float64)) * 1e-9
-        own.waited_s += float(mine["waited_ns"].sum(dtype=np.float64)) * 1e-9
-        own.failed += int(np.count_nonzero(mine["site"] & 0x8000))
-        at = np.searchsorted(np.array(BUCKETS_S) * 1e9, mine["total_ns"])
-        for bucket, n in enumerate(np.bincount(at, minlength=len(own.histogram)).tolist()):
-            own.histogram[bucket] += n
+        own = found.setdefault(what.kind, Counts())
+        own.calls += calls
+        own.nbytes += elements * type_bytes(what.dtype)
+        own.seconds += total_ns / 1e9
+        own.waited_s += waited_ns / 1e9
+        own.failed += failed
+        own.histogram = [a + b for a, b in zip(own.histogram, by_time, strict=True)]
+    return found

@@ -20,7 +20,7 @@ import numpy as np
 from pycoll.errors import ArgumentError
 
 FORMAT = 3
-RECORD = np.dtype(  # TraceRecord of csrc/engine/trace.h
+RECORD = np.dtype(
     [
         ("enter_ns", "<u8"),
         ("descriptor", "<u8"),
@@ -32,7 +32,7 @@ RECORD = np.dtype(  # TraceRecord of csrc/engine/trace.h
         ("awaited", "<u2"),
     ]
 )
-PACKED = np.dtype(  # as it lies on the disk: no array has 2^48 elements
+PACKED = np.dtype(  # PackedRecord of csrc/engine/trace.cpp
     [
         ("enter_ns", "<u8"),
         ("descriptor", "<u8"),
@@ -81,18 +81,8 @@ class Stream:
         return self.head["rank"]
 
 
-def pack(calls: np.ndarray) -> np.ndarray:
-    """Return records as they are written."""
-    packed = np.empty(calls.size, PACKED)
-    for name in set(RECORD.names) - {"count"}:
-        packed[name] = calls[name]
-    packed["count_low"] = calls["count"] & 0xFFFFFFFF
-    packed["count_high"] = calls["count"] >> 32
-    return packed
-
-
 def unpack(packed: np.ndarray) -> np.ndarray:
-    """Return records as the engine has made them."""
+    """Return records with one number for the count."""
     calls = np.empty(packed.size, RECORD)
     for name in set(RECORD.names) - {"count"}:
         calls[name] = packed[name]

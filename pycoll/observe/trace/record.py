@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import copy
 import json
 import os
 import sys
@@ -14,20 +13,18 @@ import weakref
 from pathlib import Path
 from typing import IO, Any
 
-import numpy as np
-
 from pycoll import _C
 from pycoll.config import VERSION
 from pycoll.errors import ArgumentError, CollError
 from pycoll.observe.causes import find_causes
-from pycoll.observe.counters.stats import Counts, add, own_sight
+from pycoll.observe.counters.stats import Counts, by_collective, own_sight
 from pycoll.observe.processes import read
 from pycoll.observe.status import status
-from pycoll.observe.trace.files import FORMAT, RECORD, clock_of_host, pack
+from pycoll.observe.trace.files import FORMAT, clock_of_host
+from pycoll.observe.trace.writer import writer_of_process
+from pycoll.runtime.sessions.reports import raising
 
-_CAPACITY = 1 << 16  # calls between two visits of the thread
-_PERIOD_S = 0.05
-_MEMORY_EVERY = 5  # visits at first, less often as the trace gets longer
+_CAPACITY = 1 << 16  # calls
 _LONG_S = 0.6  # a wait after which a rank looks around,
 _LOOK_S = 0.2  # for so long
 
@@ -52,21 +49,21 @@ class Tracer:
         api = session.job.api if session.control is None else None
         self._links = getattr(api, "links", None)
         self._pid = os.getpid()
-        self._trace = _C.Trace(_CAPACITY, *marks)
+        self._writer = writer_of_process()
+        self._trace = raising(_C.Trace, _CAPACITY, *marks, self._writer.bell)
         self._known: set[int] = set()
         self._messages: list[list[Any]] = []
-        self._visits = self._next_look = 0
+        self._began = self._next_look = time.monotonic()
+        self._used = -1  # bytes of symmetric memory, as noted
+        self._fresh = True  # something has been noted that is not on disk
         self._long_s, self._rest_until = _LONG_S, 0.0
-        self._counts: dict[str, Counts] = {}
         self._lock = threading.Lock()
-        self._stopped = threading.Event()
         self._calls, self._notes = self._open(session, Path(folder))
         session.guard(self._engine.trace, self._trace)
         for way in ("send", "recv"):
             setattr(session, way, self._timed(way))
-        self._thread = threading.Thread(target=self._work, name="pycoll trace", daemon=True)
-        self._thread.start()
-        atexit.register(self._end_thread)
+        self._writer.add(self)
+        atexit.register(self.flush)
 
     def _open(self, session: Any, folder: Path) -> tuple[IO[bytes], IO[str]]:
         members = session.job_ranks or session.members or range(session.world_size)
@@ -92,7 +89,7 @@ class Tracer:
         name = f"rank{rank}-{key:016x}-{before}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            calls = open(folder / f"{name}.calls", "wb")
+            calls = open(folder / f"{name}.calls", "wb", buffering=0)
             notes = open(folder / f"{name}.jsonl", "w", encoding="utf-8")
         except OSError as error:
             raise ArgumentError(f"cannot write a trace to {str(folder)!r}: {error}") from None
@@ -116,11 +113,38 @@ class Tracer:
 
         return call
 
-    def _work(self) -> None:
-        while not self._stopped.wait(_PERIOD_S):
-            self.flush()
-            with contextlib.suppress(CollError, _C.EngineError, OSError):  # it ends just now
-                self._look_around()
+    def move(self) -> None:
+        """Move the calls to disk."""
+        if not self._trace.empty:
+            with self._lock, contextlib.suppress(ValueError):  # the files are closed
+                self._trace.write(self._calls.fileno())
+                self._fresh = True
+
+    def flush(self) -> None:
+        """Move all that has been noted to disk."""
+        if os.getpid() != self._pid:
+            return
+        self.move()
+        if not self._fresh and not self._messages:
+            return
+        with self._lock, contextlib.suppress(ValueError):
+            self._fresh = False
+            for number, text in self._sites.texts().items():
+                if number not in self._known:
+                    self._known.add(number)
+                    self._note({"site": number, "text": text})
+            while self._messages:
+                self._note({"message": self._messages.pop(0)})
+            self._notes.flush()
+
+    def look(self) -> None:
+        """Note memory and connections, less and less often, and who is to blame for a long wait."""
+        now = time.monotonic()
+        if now >= self._next_look:
+            self._next_look = now + (now - self._began) / 4
+            with self._lock, contextlib.suppress(ValueError):
+                self._note_system()
+        self._look_around()
 
     def _look_around(self) -> None:
         """Note who is to blame if this rank waits long, and again when that has doubled."""
@@ -144,41 +168,22 @@ class Tracer:
         self._rest_until = now + session.world_size * max(0.0, now - begin - _LOOK_S)
         self.flush()
 
-    def flush(self) -> None:
-        """Move what has been noted to disk."""
-        if os.getpid() != self._pid:
-            return
-        with self._lock, contextlib.suppress(ValueError):  # the files are closed
-            calls = np.frombuffer(self._trace.take(), RECORD)
-            add(self._counts, calls)
-            self._calls.write(pack(calls).tobytes())
-            self._calls.flush()
-            for number, text in self._sites.texts().items():
-                if number not in self._known:
-                    self._known.add(number)
-                    self._note({"site": number, "text": text})
-            while self._messages:
-                self._note({"message": self._messages.pop(0)})
-            if self._visits >= self._next_look:
-                self._next_look = _MEMORY_EVERY + self._visits * 5 // 4
-                self._note_system()
-            self._visits += 1
-            self._notes.flush()
-
     def _note_system(self) -> None:
-        """Note memory, and connections, as they are now."""
-        process, now = read(self._pid), time.monotonic_ns()
+        """Note memory, which one communicator does for all of a process, and connections."""
         heap = self._heap.heap
         used = heap.usage(self._heap.region)[0] if heap is not None else 0
-        if process is not None:
-            own = [process.rss_bytes, used, process.swap_bytes, process.faults]
-            self._note({"memory": [now, *own, process.ready_s, process.cores]})
+        if used != self._used or self._writer.leads(self):
+            process, now = read(self._pid), time.monotonic_ns()
+            if process is not None:
+                self._used = used
+                own = [process.rss_bytes, used, process.swap_bytes, process.faults]
+                self._note({"memory": [now, *own, process.ready_s, process.cores]})
         if self._links is not None:
             self._note({"links": self._links()})
 
     def note_step(self, samples: int, waited_s: float | None) -> None:
         """Note how many samples this rank had in a step of training, and how long it waited."""
-        with self._lock:
+        with self._lock, contextlib.suppress(ValueError):  # the files are closed
             self._note({"step": [time.monotonic_ns(), samples, waited_s]})
 
     def note_device(self, row: list[Any]) -> None:
@@ -190,10 +195,11 @@ class Tracer:
         """Return what has been counted so far, by collective."""
         self.flush()
         with self._lock:
-            return copy.deepcopy(self._counts)
+            return by_collective(self._trace)
 
     def _note(self, value: dict[str, Any]) -> None:
         self._notes.write(json.dumps(value) + "\n")
+        self._fresh = True
 
     def stop(self) -> None:
         """Trace no more calls, and close the files."""
@@ -205,14 +211,11 @@ class Tracer:
                 session.guard(self._engine.trace, None)
         self.close()
 
-    def _end_thread(self) -> None:
-        """End the thread before the interpreter does, which would leave the lock locked."""
-        if os.getpid() != self._pid:
-            return
-        self._stopped.set()
-        if self._thread is not threading.current_thread() and not sys.is_finalizing():
-            self._thread.join()
-        self.flush()
+    def give_up(self) -> None:
+        """Write nothing any more: the disk is full, say."""
+        for file in (self._calls, self._notes):
+            with contextlib.suppress(OSError):
+                file.close()
 
     def close(self) -> None:
         """Write the rest and close the files; the communicator is closed."""
@@ -220,9 +223,11 @@ class Tracer:
             return
         if sys.is_finalizing():  # this thread is the last one
             self._lock = threading.Lock()
-        atexit.unregister(self._end_thread)
-        self._next_look = 0  # the last look at memory, too
-        self._end_thread()
+        atexit.unregister(self.flush)
+        with self._lock, contextlib.suppress(CollError, _C.EngineError, OSError, ValueError):
+            self._note_system()  # at the end, too
+        self.flush()
+        self._writer.remove(self)
         if self._trace.lost:
             self._note({"lost": self._trace.lost})
         self._calls.close()

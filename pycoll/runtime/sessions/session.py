@@ -92,7 +92,7 @@ class Session(TaggedMessages):
     epoch = 0  # number of the communicator among those that grow has made for the job
     can_shrink = False  # a communicator can go on without ranks that died or left
     internal: tuple[str, ...] = ("pycoll.",)  # begin the names of modules that are not the user's
-    observer: Any = None  # has `failed(error, report)` and `ended()`, which hear of just that
+    observer: Any = None  # hears `failed(error, report)`, `was_split(child)` and `ended()`
     device: Any = None  # this rank's side of calls on device arrays, once there was one
     open_device: Any = staticmethod(_no_devices)  # a communicator puts there what makes it
 

@@ -78,6 +78,8 @@ def split(
     child = _split(parent, color, key, kind)
     if child is not None:
         parent.children.add(child)
+        if parent.observer is not None:
+            parent.observer.was_split(child)
         child.use(parent.tuning, parent.cores)
     return child
 

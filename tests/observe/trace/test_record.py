@@ -2,7 +2,10 @@
 
 import gzip
 import json
+import os
+import threading
 import time
+import warnings
 
 import numpy as np
 import pytest
@@ -14,7 +17,7 @@ from pycoll.observe.report.advice import advise, headline
 from pycoll.observe.report.analysis import analyse
 from pycoll.observe.report.page import render
 from pycoll.observe.trace import chrome
-from pycoll.observe.trace.files import PACKED, RECORD, pack, unpack
+from pycoll.observe.trace.files import PACKED, RECORD, unpack
 from pycoll.observe.trace.merged import merge
 from pycoll.runtime.selection.tuning_table import Time, Tuning, World
 from pycoll.schedule.cost.cost import Machine
@@ -65,13 +68,88 @@ def test_every_call_is_there(tmp_path):
     assert (RECORD.itemsize, PACKED.itemsize) == (40, 38)
 
 
-def test_records_are_packed():
-    calls = np.zeros(3, RECORD)
-    for i, name in enumerate(RECORD.names):
-        calls[name] = [i, 7 * i + 1, 250 * i]
-    calls["count"] = [1, (1 << 40) + 3, (1 << 48) - 1]
-    calls["enter_ns"] = (1 << 64) - 1
-    assert (unpack(pack(calls)) == calls).all()
+def test_records_are_unpacked():
+    packed = np.zeros(3, PACKED)
+    for i, name in enumerate(PACKED.names):
+        packed[name] = [i, 7 * i + 1, 250 * i]
+    packed["count_low"], packed["count_high"] = [1, 3, 2**32 - 1], [0, 2**8, 2**16 - 1]
+    packed["enter_ns"] = 2**64 - 1
+    calls = unpack(packed)
+    assert calls["count"].tolist() == [1, 2**40 + 3, 2**48 - 1]
+    for name in set(RECORD.names) - {"count"}:
+        assert (calls[name] == packed[name]).all()
+
+
+def test_communicators_split_from_a_traced_one_are_traced(tmp_path):
+    """Those that were there before, and those that are made meanwhile; by one thread for all."""
+
+    def rank(comm):
+        before, x = comm.dup(), np.ones(2)
+        inner = before.dup()
+        with comm.trace(tmp_path):
+            after = comm.dup()
+            for part in (comm, before, inner, after):
+                for _ in range(3):
+                    part.all_reduce(x)
+            writers = sum(t.name == "pycoll trace" for t in threading.enumerate())
+            counted = [
+                part.stats().collectives["all_reduce"].calls
+                for part in (comm, before, inner, after)
+            ]
+        for part in (comm, before, inner, after):
+            part.all_reduce(x)
+        left = [part.stats().collectives for part in (comm, before, inner, after)]
+        writers_left = sum(t.name == "pycoll trace" for t in threading.enumerate())
+        return counted, writers, left, writers_left
+
+    for counted, writers, left, writers_left in run_processes(2, rank):
+        assert counted == [3, 3, 3, 3]
+        assert (writers, writers_left) == (1, 0)
+        assert left == [{}, {}, {}, {}]
+    sizes = sorted(group.enter_ns.shape[1] for group in merge(tmp_path).groups)
+    assert sizes == [3, 3, 3, 3 + 3]  # dup itself makes three
+
+
+def test_many_quick_calls_are_all_written(tmp_path):
+    """More than the ring holds, with nothing in between."""
+
+    def rank(comm):
+        x = comm.zeros(1)
+        with comm.trace(tmp_path):
+            for _ in range(200_000):
+                comm.all_reduce(x, out=x)
+        return comm.rank
+
+    run_processes(2, rank)
+    trace = merge(tmp_path)
+    assert [stream.lost for stream in trace.streams] == [0, 0]
+    assert [stream.calls.size for stream in trace.streams] == [200_000, 200_000]
+    assert (np.diff(trace.streams[0].calls["enter_ns"].astype(np.int64)) > 0).all()
+
+
+def test_a_full_disk_ends_the_trace_and_not_the_job(tmp_path):
+    """Of one communicator; others are traced on."""
+
+    def rank(comm):
+        other = comm.dup()
+        x = np.ones(2)
+        with warnings.catch_warnings(record=True) as told, comm.trace(tmp_path):
+            warnings.simplefilter("always")
+            full = os.open("/dev/full", os.O_WRONLY)
+            os.dup2(full, comm._session.observer.tracer._calls.fileno())
+            deadline = time.monotonic() + 20
+            while comm.all_reduce(int(not told and time.monotonic() < deadline)):
+                other.all_reduce(x)
+                time.sleep(0.01)
+            total, calls = comm.all_reduce(x)[0], other.stats().collectives["all_reduce"].calls
+        return [str(w.message) for w in told], total, calls
+
+    for told, total, calls in run_processes(2, rank):
+        assert told == [
+            "a trace ends early, for it cannot be written: [Errno 28] No space left on device"
+        ]
+        assert total == 2
+        assert calls > 0
 
 
 def test_the_late_rank_is_named(tmp_path):
