@@ -37,6 +37,32 @@ def saved(tmp_path_factory):
     return root, expected
 
 
+def test_saves_in_the_background_use_the_memory_of_those_before(tmp_path):
+    """Each has what was there when it began, whatever training has done since."""
+
+    def rank(comm):
+        with engine_on(comm, "dp4") as engine:
+            expected, places = [], []
+            for _ in range(3):
+                train(engine, 1)
+                expected.append(digest(engine))
+                save(tmp_path / "run", engine, background=True)
+                places.append([part.data.ctypes.data for part in engine.saving.parts])
+                train(engine, 1)
+            engine.saving.wait()
+            assert places[0] == places[1] == places[2]
+            assert len(places[0]) > 0
+            found = []
+            for path in sorted((tmp_path / "run").iterdir()):
+                load(path, engine)
+                found.append(digest(engine))
+        return expected, found
+
+    for expected, found in run_threads(4, rank):
+        assert found == expected
+        assert len(set(found)) == 3
+
+
 @pytest.mark.parametrize("target", MESHES)
 def test_every_mesh_loads_every_other(saved, target):
     root, expected = saved
