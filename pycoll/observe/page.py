@@ -59,9 +59,17 @@ def cells(rank: RankStatus) -> list[str]:
 
 
 def _time(seconds: float) -> str:
-    if seconds >= 1:
-        return f"{seconds:.1f} s"
-    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} us"
+    return f"{seconds:.1f} s" if seconds >= 1 else duration(seconds)
+
+
+def duration(seconds: float) -> str:
+    """Write a time in three digits."""
+    if seconds >= 99.95:
+        return f"{seconds:,.0f} s"
+    for unit, length in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= 0.9995 * length:  # less would be 1e+03 of the next unit
+            return f"{seconds / length:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} us"
 
 
 def size(nbytes: float) -> str:

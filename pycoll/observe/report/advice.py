@@ -9,7 +9,7 @@ import numpy as np
 
 from pycoll.observe.causes import STARVED, Finding
 from pycoll.observe.links import DEAD_ADVICE, SLOW_ADVICE, dead, slow
-from pycoll.observe.page import size
+from pycoll.observe.page import duration, size
 from pycoll.observe.report.analysis import Analysis, RankRow
 from pycoll.observe.shares import SMALL
 from pycoll.observe.trace.merged import Group, unwrapped
@@ -42,7 +42,7 @@ def headline(seen: Analysis, findings: list[Finding]) -> str:
     if findings:
         return findings[0].text
     share = np.mean([row.share for row in seen.ranks])
-    return f"nothing stands out: the ranks spend {share:.0%} of {seen.seconds:.3g} s in calls"
+    return f"nothing stands out: the ranks spend {share:.0%} of {duration(seen.seconds)} in calls"
 
 
 def _with_failure(seen: Analysis, found: list[Finding], held: list[Finding]) -> list[Finding]:
@@ -135,7 +135,7 @@ def _links(seen: Analysis) -> list[Finding]:
         Finding(
             "slow link",
             [s.rank, s.peer],
-            f"{s.words()}; ranks waited {waited:.3g} s",
+            f"{s.words()}; ranks waited {duration(waited)}",
             SLOW_ADVICE,
             waited,
         )
@@ -153,7 +153,7 @@ def _stragglers(seen: Analysis) -> list[Finding]:
     often, cost = worst.last / calls, worst.cost_s / time
     why, advice = _why_late(seen, worst)
     text = f"rank {worst.rank} enters {often:.0%} of the calls last{why}; the others lost "
-    text += f"{worst.cost_s:.3g} s to that, {cost:.0%} of the time of all ranks"
+    text += f"{duration(worst.cost_s)} to that, {cost:.0%} of the time of all ranks"
     share = worst.cost_s / waited if waited else 0.0
     return [Finding("straggler", [worst.rank], text, advice, min(share, 1.0) * waited)]
 
@@ -177,7 +177,7 @@ def _why_late(seen: Analysis, worst: RankRow) -> tuple[str, str]:
     if worst.nbytes > _SAMPLES * mean:
         much = f"{worst.nbytes / mean:.2f} times the mean bytes"
         return f", for it moves {much}", "divide the work evenly"
-    why = f", for it has {_between(seen, worst):.3g} s more to do between calls than the mean"
+    why = f", for it has {duration(_between(seen, worst))} more to do between calls than the mean"
     return why, "give it fewer samples, or look at its processor, its disk, and its memory"
 
 
@@ -216,7 +216,7 @@ def _small(seen: Analysis) -> list[Finding]:
         return []
     worst = max(small, key=lambda row: row.total_s)
     text = f"all ranks make {worst.small:,} calls of at most {SMALL >> 10} KiB at {worst.site}: "
-    text += f"{worst.total_s:.3g} s, {worst.total_s / seen.seconds:.0%} of the time"
+    text += f"{duration(worst.total_s)}, {worst.total_s / seen.seconds:.0%} of the time"
     ranks = [row.rank for row in seen.ranks]
     advice = "put what they carry into one array (larger buckets), or make them async_op"
     return [Finding("small calls", ranks, text, advice, max(cost, 0.0))]

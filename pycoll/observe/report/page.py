@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from pycoll.observe.page import duration
 from pycoll.observe.report.advice import advise, headline
 from pycoll.observe.report.analysis import LATE_NS, Analysis
 from pycoll.observe.report.text import Table, changes, facts, tables
@@ -94,7 +95,7 @@ def _over_time(seen: Analysis) -> Iterator[str]:
     yield f'<text x="{left}" y="{y}" font-size="12" fill="#566573">0 s</text>'
     yield (
         f'<text x="{_WIDTH}" y="{y}" font-size="12" fill="#566573" text-anchor="end">'
-        f"{seen.seconds:.3g} s</text></svg></div>"
+        f"{duration(seen.seconds)}</text></svg></div>"
     )
     keys = ((OWN, "own work"), (MOVES, "moves data"), (WAITS, "waits for others"))
     spans = "".join(f'<span style="background:{color}"></span>{text}' for color, text in keys)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from statistics import median
 
-from pycoll.observe.page import size
+from pycoll.observe.page import duration, size
 from pycoll.observe.report.advice import advise, headline
 from pycoll.observe.report.analysis import Analysis
 
@@ -28,8 +28,8 @@ def facts(seen: Analysis) -> list[str]:
     trace = seen.trace
     calls = sum(row.calls for row in seen.ranks)
     lines = [
-        f"{len(seen.ranks)} ranks, {calls:,} calls in {seen.seconds:.3g} s; clock: {trace.clock}, "
-        f"error below {trace.clock_error_ns / 1e3:.3g} us"
+        f"{len(seen.ranks)} ranks, {calls:,} calls in {duration(seen.seconds)}; "
+        f"clock: {trace.clock}, error below {trace.clock_error_ns / 1e3:.3g} us"
     ]
     if trace.device_error_ns:
         lines.append(
@@ -63,9 +63,9 @@ def _ranks(seen: Analysis) -> Table:
             f"{r.calls:,}",
             size(r.nbytes),
             f"{r.share:.1%}",
-            f"{r.waited_s:.3g} s",
+            duration(r.waited_s),
             f"{r.last:,}",
-            f"{r.cost_s:.3g} s",
+            duration(r.cost_s),
             size(r.peak_bytes),
         ]
         for r in seen.ranks
@@ -78,7 +78,7 @@ def _steps(seen: Analysis) -> Table:
         [
             str(r.rank),
             f"{r.steps:,}",
-            f"{r.step_s * 1e3:.3g} ms",
+            duration(r.step_s),
             f"{r.step_share:.1%}",
             f"{r.samples:.4g}",
             "" if math.isnan(r.overlap) else f"{r.overlap:.0%}",
@@ -109,11 +109,11 @@ def _collectives(seen: Analysis, most: int) -> Table:
             size(k.nbytes),
             k.algorithm,
             f"{k.calls:,}",
-            micro(k.median_s),
-            micro(k.waited_s),
-            "" if math.isnan(k.tuned_s) else micro(k.tuned_s),
+            duration(k.median_s),
+            duration(k.waited_s),
+            "" if math.isnan(k.tuned_s) else duration(k.tuned_s),
             "" if math.isnan(k.busbw) else f"{k.busbw:.3g} GB/s",
-            f"{k.total_s:.3g} s",
+            duration(k.total_s),
         ]
         for k in seen.kinds[:most]
     ]
@@ -130,22 +130,23 @@ def _devices(seen: Analysis, most: int) -> Table:
     for name, calls in sorted(rows.items(), key=lambda row: -sum(call[0] for call in row[1])):
         took, behind, _ = (median(column) * 1e-9 for column in zip(*calls, strict=True))
         total = sum(call[0] for call in calls) * 1e-9
-        row = [size(calls[0][2]), f"{len(calls):,}", micro(took), micro(behind), f"{total:.3g} s"]
+        row = [
+            size(calls[0][2]),
+            f"{len(calls):,}",
+            duration(took),
+            duration(behind),
+            duration(total),
+        ]
         found.append([name, *row])
     return ("on a device", "bytes", "calls", "median", "after launch", "total"), found[:most]
 
 
 def _sites(seen: Analysis, most: int) -> Table:
     rows = [
-        [s.site, f"{s.calls:,}", f"{s.total_s:.3g} s", f"{s.waited_s:.3g} s", f"{s.small:,}"]
+        [s.site, f"{s.calls:,}", duration(s.total_s), duration(s.waited_s), f"{s.small:,}"]
         for s in seen.sites[:most]
     ]
     return ("call site", "calls", "total", "waited", "small"), rows
-
-
-def micro(seconds: float) -> str:
-    """Write a time in microseconds."""
-    return f"{seconds * 1e6:,.4g} us"
 
 
 def changes(before: Analysis, after: Analysis) -> Table:
@@ -166,4 +167,4 @@ def changes(before: Analysis, after: Analysis) -> Table:
 
 def _change(name: str, old: float, new: float) -> list[str]:
     change = f"{new / old - 1:+.0%}" if old > 0 else ""
-    return [name, *(micro(v) if v < 1e-2 else f"{v:.3g} s" for v in (old, new)), change]
+    return [name, duration(old), duration(new), change]
