@@ -49,8 +49,12 @@ PyObject* call_fast_or_slow(PyObject* fastcall, PyObject* const* args);
 // For a call whose arguments do not fit its signature. Returns null with a Python error set.
 PyObject* refuse_call(PyObject* fastcall, const char* text);
 
-// Adds the type `Method`: a method whose signature and text are those of a Python function, and
-// whose body is call_fast_or_slow on the attribute `_fast` of its object.
+// Adds the type `Caller`, from which objects with such methods derive. They have an attribute
+// `_fast`, a Fastcall; once that is deleted, methods call their `_closed()`, which raises.
+void add_caller(pybind11::module_& m);
+
+// Adds the type `Method`: a method of a `Caller` whose signature and text are those of a Python
+// function, and whose body is call_fast_or_slow on the attribute `_fast`.
 //
 //   Method(kind, names, positional, defaults, in_place)
 //

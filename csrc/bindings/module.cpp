@@ -229,6 +229,7 @@ PYBIND11_MODULE(_C, m) {
       .def("report", [](Engine& e) { return report_of(e, rank_report); });
   bind_address_call(m);
   add_fastcall(m);
+  add_caller(m);
   add_method(m);
   bind_p2p(m);
 }

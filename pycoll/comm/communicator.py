@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from functools import cached_property, partial
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pycoll.comm.fused import FusedCalls
 from pycoll.comm.grid import Grid, complete
@@ -29,7 +28,13 @@ from pycoll.comm.windows import Windows
 from pycoll.cuda import call_marks, open_device
 from pycoll.errors import ArgumentError, CommClosed
 from pycoll.observe.attach import attach
-from pycoll.runtime.calls.methods import CallOptions, ReduceOptions, collective, reports_misuse
+from pycoll.runtime.calls.methods import (
+    Caller,
+    CallOptions,
+    ReduceOptions,
+    collective,
+    reports_misuse,
+)
 from pycoll.runtime.calls.prepared import CallRequest
 from pycoll.runtime.calls.work import BoundPlan, Work
 from pycoll.runtime.sessions.health import Health, check
@@ -56,6 +61,7 @@ class Communicator(
     Messages,
     Objects,
     Observation,
+    Caller,
 ):
     """A group of ranks that communicate.
 
@@ -101,9 +107,7 @@ class Communicator(
         session.can_shrink = session.control is not None
         attach(session, call_marks)
 
-    @cached_property
-    def _fast(self) -> Any:
-        """What runs calls: in the object from the beginning, and to its end."""
+    def _closed(self) -> NoReturn:
         raise CommClosed(self._session.closed_because)
 
     @property
@@ -384,10 +388,7 @@ class Communicator(
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
     ) -> None:
         if error is not None:
             self._session.leave(error)

@@ -9,7 +9,9 @@ from pycoll import _C
 from pycoll.runtime.sessions.reports import Call
 from pycoll.types import type_bytes
 
-BUCKETS_S = tuple(ns / 1e9 for ns in _C.Trace.up_to_ns)  # upper ends of the histogram
+BUCKETS_S: tuple[float, ...] = tuple(
+    ns / 1e9 for ns in _C.Trace.up_to_ns
+)  # upper ends of the histogram
 
 
 @dataclass

@@ -11,7 +11,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from pycoll import _C
 from pycoll.errors import CollError
@@ -43,7 +43,7 @@ class Writer:
     """Moves calls when a quarter of a ring is full, and all else now and then."""
 
     def __init__(self) -> None:
-        self.bell = _C.TraceBell()
+        self.bell: Any = _C.TraceBell()
         self._pid = os.getpid()
         self._all: tuple[Traced, ...] = ()
         self._changing = threading.Lock()

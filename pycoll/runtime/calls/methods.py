@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from pycoll import _C
 from pycoll.schedule.ir import Algorithm
@@ -55,6 +55,21 @@ def reports_misuse(method: _F) -> _F:
             raise
 
     return call
+
+
+if TYPE_CHECKING:
+
+    class Caller:
+        """What has methods that `collective` has made.
+
+        Attributes:
+            _fast: What runs calls. Without it methods call `_closed`, which raises.
+        """
+
+        _fast: Any
+
+else:
+    Caller = _C.Caller
 
 
 def collective(kind: Kind, *, in_place: bool = False) -> Callable[[_F], _F]:

@@ -6,6 +6,7 @@ import time
 import numpy as np
 import pytest
 
+from pycoll.comm.communicator import Communicator
 from pycoll.errors import ArgumentError, CollError, CollTimeout
 from pycoll.testing import run_processes, run_threads
 
@@ -163,3 +164,24 @@ def test_a_time_limit_ends_the_call(later):
 
     took = run_processes(2, rank)
     assert 0.49 <= took[0] < 1.9
+
+
+def test_methods_are_for_communicators_only():
+    """The hot path lies at a fixed place in them, which other objects do not have."""
+
+    class Sum(Communicator):
+        """Of its own class: it has the place too."""
+
+    def rank(comm):
+        with pytest.raises(TypeError, match="method of communicators, and not of int"):
+            Communicator.all_reduce(5, np.ones(2))
+        with pytest.raises(AttributeError):  # it has no session, and was never initialised
+            Communicator.__new__(Communicator).all_reduce(np.ones(2))
+        mine = Sum(comm._session)
+        total = mine.all_reduce(np.ones(2)) + comm.all_reduce(np.ones(2))
+        comm._fast = None
+        with pytest.raises(TypeError, match="not a Fastcall"):
+            comm.all_reduce(np.ones(2))
+        return total.tolist()
+
+    assert run_threads(2, rank) == [[4, 4], [4, 4]]
