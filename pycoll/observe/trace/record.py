@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 import time
+import warnings
 import weakref
 from pathlib import Path
 from typing import IO, Any
@@ -56,6 +57,7 @@ class Tracer:
         self._began = self._next_look = time.monotonic()
         self._used = -1  # bytes of symmetric memory, as noted
         self._fresh = True  # something has been noted that is not on disk
+        self._closed = False
         self._long_s, self._rest_until = _LONG_S, 0.0
         self._lock = threading.Lock()
         self._calls, self._notes = self._open(session, Path(folder))
@@ -211,27 +213,33 @@ class Tracer:
                 session.guard(self._engine.trace, None)
         self.close()
 
-    def give_up(self) -> None:
-        """Write nothing any more: the disk is full, say."""
+    def give_up(self, error: OSError) -> None:
+        """Write nothing any more, and say why: the disk is full, say."""
         for file in (self._calls, self._notes):
             with contextlib.suppress(OSError):
                 file.close()
+        warnings.warn(f"a trace ends early, for it cannot be written: {error}", stacklevel=2)
 
     def close(self) -> None:
         """Write the rest and close the files; the communicator is closed."""
-        if os.getpid() != self._pid or self._calls.closed:
+        if os.getpid() != self._pid or self._closed:
             return
+        self._closed = True
         if sys.is_finalizing():  # this thread is the last one
             self._lock = threading.Lock()
         atexit.unregister(self.flush)
         with self._lock, contextlib.suppress(CollError, _C.EngineError, OSError, ValueError):
             self._note_system()  # at the end, too
-        self.flush()
         self._writer.remove(self)
-        if self._trace.lost:
-            self._note({"lost": self._trace.lost})
-        self._calls.close()
-        self._notes.close()
+        try:
+            self.flush()
+            with contextlib.suppress(ValueError):  # it was given up
+                if self._trace.lost:
+                    self._note({"lost": self._trace.lost})
+            self._calls.close()
+            self._notes.close()
+        except OSError as error:
+            self.give_up(error)
 
 
 def _tuned(session: Any) -> list[list[Any]]:

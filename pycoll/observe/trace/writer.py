@@ -9,7 +9,6 @@ import os
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -34,8 +33,8 @@ class Traced(Protocol):
         """Note how the process fares, and who is to blame if this rank waits long."""
         ...
 
-    def give_up(self) -> None:
-        """Write nothing any more."""
+    def give_up(self, error: OSError) -> None:
+        """Write nothing any more, and say why."""
         ...
 
 
@@ -104,11 +103,7 @@ class Writer:
             except (CollError, _C.EngineError):  # it ends just now
                 pass
             except OSError as error:
-                self._all = tuple(other for other in self._all if other is not one)
-                one.give_up()
-                warnings.warn(
-                    f"a trace ends early, for it cannot be written: {error}", stacklevel=1
-                )
+                one.give_up(error)
 
 
 @functools.cache
