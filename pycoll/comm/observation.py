@@ -64,7 +64,7 @@ class Observation:
 
         Calls on communicators that were, or are, split from this one are written too, so those of
         the engines of `pycoll.parallel` are. All ranks should trace, to the same folder. ``pycoll
-        report FOLDER`` reads it. A traced call takes some 0.05 us longer; afterwards calls cost
+        report FOLDER`` reads it. A tiny call takes up to 0.1 us longer; afterwards calls cost
         what they did before. ``PYCOLL_TRACE`` traces all of a job instead.
 
         Args:

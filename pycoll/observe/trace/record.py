@@ -59,7 +59,7 @@ class Tracer:
         self._fresh = True  # something has been noted that is not on disk
         self._closed = False
         self._long_s, self._rest_until = _LONG_S, 0.0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._calls, self._notes = self._open(session, Path(folder))
         session.guard(self._engine.trace, self._trace)
         for way in ("send", "recv"):
@@ -215,9 +215,10 @@ class Tracer:
 
     def give_up(self, error: OSError) -> None:
         """Write nothing any more, and say why: the disk is full, say."""
-        for file in (self._calls, self._notes):
-            with contextlib.suppress(OSError):
-                file.close()
+        with self._lock:  # nobody is writing to what others may open in their place
+            for file in (self._calls, self._notes):
+                with contextlib.suppress(OSError):
+                    file.close()
         warnings.warn(f"a trace ends early, for it cannot be written: {error}", stacklevel=2)
 
     def close(self) -> None:
@@ -226,18 +227,18 @@ class Tracer:
             return
         self._closed = True
         if sys.is_finalizing():  # this thread is the last one
-            self._lock = threading.Lock()
+            self._lock = threading.RLock()
         atexit.unregister(self.flush)
         with self._lock, contextlib.suppress(CollError, _C.EngineError, OSError, ValueError):
             self._note_system()  # at the end, too
         self._writer.remove(self)
         try:
             self.flush()
-            with contextlib.suppress(ValueError):  # it was given up
-                if self._trace.lost:
+            with self._lock:
+                if self._trace.lost and not self._notes.closed:  # it was not given up
                     self._note({"lost": self._trace.lost})
-            self._calls.close()
-            self._notes.close()
+                self._calls.close()
+                self._notes.close()
         except OSError as error:
             self.give_up(error)
 

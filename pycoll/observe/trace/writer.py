@@ -45,7 +45,7 @@ class Writer:
         self.bell: Any = _C.TraceBell()
         self._pid = os.getpid()
         self._all: tuple[Traced, ...] = ()
-        self._changing = threading.Lock()
+        self._changing = threading.RLock()  # a garbage collection may close a communicator anywhere
         self._thread: threading.Thread | None = None
         self._stopped = threading.Event()
 
@@ -54,8 +54,10 @@ class Writer:
         with self._changing:
             self._all = (*self._all, one)
             if self._thread is None:
-                self._stopped.clear()
-                self._thread = threading.Thread(target=self._work, name="pycoll trace", daemon=True)
+                self._stopped = threading.Event()
+                self._thread = threading.Thread(
+                    target=self._work, args=(self._stopped,), name="pycoll trace", daemon=True
+                )
                 self._thread.start()
                 atexit.register(self.stop)
 
@@ -65,8 +67,8 @@ class Writer:
             return
         with self._changing:
             self._all = tuple(other for other in self._all if other is not one)
-        if not self._all:
-            self.stop()
+            thread = None if self._all else self._end()
+        self._join(thread)
 
     def leads(self, one: Traced) -> bool:
         """Whether it is the one to note what is the same for all."""
@@ -77,20 +79,27 @@ class Writer:
         if os.getpid() != self._pid:
             return
         with self._changing:
-            thread, self._thread = self._thread, None
-            self._stopped.set()
-            self.bell.ring()
-            if thread is not None and thread is not threading.current_thread():
-                thread.join()
-            atexit.unregister(self.stop)
+            thread = self._end()
+        self._join(thread)
 
-    def _work(self) -> None:
+    def _end(self) -> threading.Thread | None:
+        thread, self._thread = self._thread, None
+        self._stopped.set()
+        self.bell.ring()
+        atexit.unregister(self.stop)
+        return thread
+
+    def _join(self, thread: threading.Thread | None) -> None:
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    def _work(self, stopped: threading.Event) -> None:
         for visit in itertools.count():
             until = time.monotonic() + _PERIOD_S
-            while not self._stopped.is_set() and (left_s := until - time.monotonic()) > 0:
+            while not stopped.is_set() and (left_s := until - time.monotonic()) > 0:
                 self.bell.wait(int(1e6 * left_s))
                 self._visit(lambda one: one.move())
-            if self._stopped.is_set():
+            if stopped.is_set():
                 return
             self._visit(lambda one: one.flush())
             if visit % _LOOKS == 0:

@@ -1,5 +1,6 @@
 """Traces of real jobs: complete, on one clock, and in a form that Perfetto opens."""
 
+import gc
 import gzip
 import json
 import os
@@ -108,6 +109,34 @@ def test_communicators_split_from_a_traced_one_are_traced(tmp_path):
         assert left == [{}, {}, {}, {}]
     sizes = sorted(group.enter_ns.shape[1] for group in merge(tmp_path).groups)
     assert sizes == [3, 3, 3, 3 + 3]  # dup itself makes three
+
+
+def test_traces_of_several_threads_begin_and_end(tmp_path):
+    """While others do, and while a garbage collection closes communicators that are traced."""
+
+    def rank(comm):
+        def work(part):
+            x = np.ones(2)
+            for _ in range(40):
+                with part.trace(tmp_path):
+                    part.all_reduce(x)
+
+        threads = [threading.Thread(target=work, args=(comm.dup(),)) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert not any(thread.is_alive() for thread in threads)
+        with comm.trace(tmp_path):
+            for _ in range(20):
+                part = comm.dup()
+                part.own = part  # a circle
+                part.all_reduce(np.ones(2))
+                del part
+                gc.collect()
+        return sum(t.name == "pycoll trace" for t in threading.enumerate())
+
+    assert run_processes(2, rank, timeout=120) == [0, 0]
 
 
 def test_many_quick_calls_are_all_written(tmp_path):
