@@ -5,6 +5,7 @@
 For each number of ranks the selector is asked about every collective, reduction order, place of
 arrays and size. Of what it chooses, the plans of a few ranks are compiled: printed are the least
 processor time of some tries, of the slowest rank, and the most memory that one takes for a while.
+All cases take turns, so that a busy neighbour does not meet all tries of one.
 What takes longer or more than `BARS` allow is marked, and makes the script fail.
 """
 
@@ -14,11 +15,11 @@ import tracemalloc
 
 from harness import pages
 
-from pycoll.runtime.selection.select import select
+from pycoll.runtime.selection.select import select, working_dtype
 from pycoll.schedule.language.collectives import COLLECTIVES
 from pycoll.schedule.lowering.compile import peer_plan
 from pycoll.schedule.lowering.messages import message_plan
-from pycoll.types import DType
+from pycoll.types import DType, ReduceOp
 
 BARS = {1024: (10e-3, 2 << 20), 4096: (50e-3, 8 << 20)}  # seconds, bytes
 SIZES = [1 << power for power in range(2, 34, 2)]
@@ -30,7 +31,7 @@ PLACES = (
     {"messages": True},
     {"messages": True, "one_host": True},
 )
-TRIES = 3
+TRIES = 7
 
 
 def chosen(n, dtypes):
@@ -40,6 +41,9 @@ def chosen(n, dtypes):
         orders = ("tree", "rank", "any") if spec.reduces else (None,)
         types = dtypes if spec.reduces else dtypes[:1]
         for order, dtype, place, nbytes in itertools.product(orders, types, PLACES, SIZES):
+            if dtype is not None and spec.reduces:
+                wide = working_dtype(name, n, dtype, ReduceOp.SUM, order)
+                nbytes, dtype = nbytes * wide.itemsize // dtype.itemsize, wide
             choice = select(name, nbytes, n, order=order, dtype=dtype, **place)
             way = "messages" if place.get("messages") else "direct" if choice.direct else "staged"
             params = tuple(sorted(choice.params.items()))
@@ -58,21 +62,35 @@ def compile_one(algorithm, n, params, rank, way):
     return peer_plan(schedule, rank, direct=way == "direct")
 
 
-def spent(algorithm, n, params, way):
-    """Return seconds and bytes of the rank that needs the most."""
-    seconds = peak = 0.0
-    for rank in (0, 1, n // 2 - 1, n // 2, n - 1):
-        least = float("inf")
-        for _ in range(TRIES):
-            start = time.process_time()
-            compile_one(algorithm, n, params, rank, way)
-            least = min(least, time.process_time() - start)
-        tracemalloc.start()
-        compile_one(algorithm, n, params, rank, way)
-        peak = max(peak, tracemalloc.get_traced_memory()[1])
-        tracemalloc.stop()
-        seconds = max(seconds, least)
-    return seconds, peak
+def seconds_of(case):
+    """Return the processor time that a plan takes."""
+    start = time.process_time()
+    compile_one(*case)
+    return time.process_time() - start
+
+
+def bytes_of(case):
+    """Return the most memory that a plan takes at a time."""
+    tracemalloc.start()
+    compile_one(*case)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return peak
+
+
+def spent(n, dtypes):
+    """Return seconds and bytes by algorithm and kind of plan, of the rank that needs the most."""
+    cases = [
+        ((name, way), (algorithm, n, params, rank, way))
+        for name, way, algorithm, params in chosen(n, dtypes)
+        for rank in (0, 1, n // 2 - 1, n // 2, n - 1)
+    ]
+    turns = [[seconds_of(case) for _, case in cases] for _ in range(TRIES)]
+    most = {}
+    for (label, case), *seconds in zip(cases, *turns, strict=True):
+        both = min(seconds), bytes_of(case)
+        most[label] = tuple(map(max, both, most.get(label, both)))
+    return most
 
 
 def main():
@@ -83,11 +101,7 @@ def main():
     dtypes = [DType[name.upper()] for name in args.dtypes]
     missed = 0
     for n in args.ranks:
-        most = {}
-        for name, way, algorithm, params in chosen(n, dtypes):
-            most[name, way] = tuple(
-                map(max, spent(algorithm, n, params, way), most.get((name, way), (0, 0)))
-            )
+        most = spent(n, dtypes)
         seconds, nbytes = BARS.get(n, (float("inf"), float("inf")))
         rows = []
         for (name, way), (took, peak) in most.items():

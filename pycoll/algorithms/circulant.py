@@ -11,12 +11,13 @@ what a peer wants from it has come before.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
 
 from pycoll.algorithms.copies import alone, keep
-from pycoll.schedule.ir import ACC, IN, OUT, TMP, Vector, algorithm, at, fold
+from pycoll.schedule.ir import ACC, IN, OUT, TMP, Vector, algorithm, at, fold, in_turn
 
 
 def skips(n: int) -> list[int]:
@@ -145,6 +146,12 @@ def receive_schedule(place: Vector, n: int) -> np.ndarray:
     return blocks
 
 
+@lru_cache(8)
+def _all_blocks(n: int) -> np.ndarray:
+    """Return ``[q * n]`` the receive schedule of all ranks, by round and distance from the root."""
+    return receive_schedule(np.arange(n), n).ravel()
+
+
 def _block_rounds(n: int, k: int) -> list[tuple[int, int]]:
     """List the rounds in order as (j, number to add to the block numbers of round j)."""
     q = (n - 1).bit_length()
@@ -162,13 +169,16 @@ def broadcast(rank, n, root, k):
     Source: Träff, "Optimal broadcast schedules in logarithmic time with applications to broadcast,
     all-broadcast, reduction and all-reduction", arXiv 2312.11236 and 2407.18004.
     """
-    place = (rank - root) % n
-    blocks = receive_schedule(place, n)
-    skip = skips(n)
-    for j, phase in _block_rounds(n, k):
-        block = np.minimum(blocks[j] + phase, k - 1)
-        busy = (place > 0) & (block >= 0)
-        yield fold(at(rank - skip[j], ACC, block), to=at(rank, OUT, block), where=busy)
+    place, blocks = (rank - root) % n, _all_blocks(n)
+    turn, phase = np.array(_block_rounds(n, k), np.int64).reshape(-1, 2).T
+    row, skip = turn * n, np.array(skips(n))[turn]
+
+    def fetch(step):
+        block = np.minimum(blocks[row[step] + place] + phase[step], k - 1)
+        source = at(rank - skip[step], ACC, block)
+        return fold(source, to=at(rank, OUT, block), where=block >= 0)
+
+    yield in_turn(range(len(turn)), fetch, during=(0, len(turn) * (place > 0)))
     yield keep(rank, count=k, where=rank == root)
 
 

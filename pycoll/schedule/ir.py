@@ -87,6 +87,7 @@ class Block(NamedTuple):
     rounds: int  # how many; 0 if more of the same rounds follow, of other ranks
     round: Vector  # of each entry, counted from the first of these
     column: np.ndarray | slice  # which of the ranks each entry is of
+    owner: np.ndarray  # that rank; the same object where a fold names it as it is
 
 
 @dataclass(frozen=True)
@@ -268,8 +269,8 @@ class Schedule:
             if isinstance(item, Steps) and item.during is not None:
                 found = self._sparse(index, item, ranks)
             else:
-                rounds = self._rounds_of(item, where)
-                found = (Block(self._group(f, where, number), 1, 0, slice(None)) for f in rounds)
+                rounds = (self._group(f, where, number) for f in self._rounds_of(item, where))
+                found = (Block(folds, 1, 0, slice(None), ranks) for folds in rounds)
             for block in found:
                 number += block.rounds
                 lines += block.rounds * len(block.folds)
@@ -287,14 +288,14 @@ class Schedule:
         cuts = [0, *np.searchsorted(end, np.arange(1, parts) * _ENTRIES).tolist(), len(ranks)]
         for low, high in pairwise(cuts):
             column = np.repeat(np.arange(low, high), length[low:high])
-            step = first[column] + np.arange(len(column)) - (end - length)[column]
-            if low < high:
-                step += end[low] - length[low]
-            again, _ = next(islice(self._yielded(ranks[column]), index, None))
+            begin = end[low] - length[low] if low < high else 0
+            step = first[column] + begin + np.arange(len(column)) - (end - length)[column]
+            owner = ranks[column]
+            again, _ = next(islice(self._yielded(owner), index, None))
             with author_errors(self, self.algorithm.rounds):
                 folds = folds_of(again.make(step))
             rounds = len(item.over) if high == len(ranks) else 0
-            yield Block(folds, rounds, step - item.over.start, column)
+            yield Block(folds, rounds, step - item.over.start, column, owner)
 
     def _group(self, folds: Any, where: Iterator[Any], number: int) -> list[Fold]:
         """Return the folds of a round."""
@@ -367,8 +368,7 @@ class Schedule:
             of = np.repeat(lines.round, lines.nsrc + lines.ndst)[lines.away(self.n)]
             return len(of) == 0 or of.min() == of.max()
         everyone, found = self.all_ranks(), 0
-        for folds in self.rounds(everyone):
-            pieces = [p for f in folds for p in f.pieces]
+        for pieces in ([p for f in folds for p in f.pieces] for folds in self.rounds(everyone)):
             found += any(np.any((np.asarray(p.rank) - everyone) % self.n) for p in pieces)
             if found > 1:
                 return False
@@ -389,9 +389,9 @@ class Schedule:
             return bool(np.all(whole | (lines.nsrc < 2) | (lines.count == 0)))
         for number, folds in enumerate(self.rounds(self.all_ranks())):
             inputs = (Buffer.IN, Buffer.IN if number else Buffer.ACC)
-            for f in folds:
+            for f in (f for f in folds if len(f.srcs) > 1):
                 whole = len(f.srcs) == self.n and all(p.buffer in inputs for p in f.srcs)
-                if len(f.srcs) > 1 and not whole and f.happens:
+                if not whole and f.happens:
                     return False
         return True
 

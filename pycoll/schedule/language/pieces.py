@@ -70,7 +70,7 @@ def _distance(number: Vector) -> Vector:
     raise TypeError(f"{number!r} is no distance between ranks")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)  # frozen, it would take three times as long to make
 class Piece:
     """One chunk (or the first of several) of a buffer of a rank."""
 

@@ -59,21 +59,19 @@ class _Columns:
         line = number, f.tree, len(f.srcs), len(f.dsts), count if where else 0
         for column, value in zip(self.lines, line, strict=True):
             column.append(value)
-        rank, buffer, chunk, moves, moves_chunk = (column.append for column in self.pieces)
-        for piece in f.srcs + f.dsts:
-            buffer(piece.buffer)
-            for value, add, moving in (
-                (piece.rank, rank, moves),
-                (piece.chunk, chunk, moves_chunk),
-            ):
-                if type(value) is Relative:
-                    value = value.ahead
-                    moving(1)
-                else:
-                    moving(0)
-                if type(value) is not int and not isinstance(value, (int, np.integer)):
-                    return False
-                add(value)
+        rank, buffer, chunk, moves, moves_chunk = self.pieces
+        pieces = f.srcs + f.dsts
+        buffer.extend([piece.buffer for piece in pieces])
+        for values, column, moving in (
+            ([piece.rank for piece in pieces], rank, moves),
+            ([piece.chunk for piece in pieces], chunk, moves_chunk),
+        ):
+            relative = [type(value) is Relative for value in values]
+            ahead = [v.ahead if moved else v for v, moved in zip(values, relative, strict=True)]
+            if not all(issubclass(kind, (int, np.integer)) for kind in set(map(type, ahead))):
+                return False
+            column.extend(ahead)
+            moving.extend(relative)
         return True
 
     def add_steps(self, number: int, steps: Steps) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 from pycoll.schedule.ir import Buffer, Fold, Schedule, Vector
 from pycoll.schedule.lowering.places import INPUTS, Found, Places, one_of
 from pycoll.schedule.lowering.stretches import Stretches, stretches
-from pycoll.schedule.lowering.table import FoldTable, Lines, Marks, expand
+from pycoll.schedule.lowering.table import FoldTable, Lines, Marks, expand, modulo
 
 _TMP = Buffer.TMP.value
 
@@ -51,11 +51,11 @@ def _ranges(schedule: Schedule, lines: Lines, rank: int) -> Found:
 def _near_folds(schedule: Schedule, lines: Lines, own: Found, focus: int, whole: bool) -> Found:
     """Find the pieces of others that may be near, each over all chunks of its fold."""
     hulls = _hulls(schedule, lines, own, focus)
-    everyone = schedule.all_ranks()
+    touched = (hulls[1] > 0).reshape(2, schedule.n, 2).any(axis=(0, 2))  # ranks
     found: list[Found] = []
     begin = 0
-    for block in schedule.blocks(everyone):
-        owner = everyone[block.column]
+    for block in schedule.blocks(schedule.all_ranks()):
+        owner = block.owner
         for i, f in enumerate(block.folds, begin):
             line = i + block.round * len(block.folds)
             count = np.broadcast_to(np.where(f.where, f.count, 0), owner.shape)
@@ -63,7 +63,7 @@ def _near_folds(schedule: Schedule, lines: Lines, own: Found, focus: int, whole:
             busy = busy[owner[busy] != focus]
             if len(busy):
                 at = np.broadcast_to(line, owner.shape)[busy]
-                near = _of_fold(schedule, f, busy, count[busy], hulls, whole)
+                near = _of_fold(schedule, f, busy, count[busy], touched, hulls, whole)
                 column, at = near.owner, at[near.owner]
                 piece = near.piece + lines.first[at]
                 found.append(near._replace(line=at, piece=piece, owner=owner[busy[column]]))
@@ -100,6 +100,7 @@ def _of_fold(
     f: Fold,
     busy: np.ndarray,
     count: np.ndarray,
+    touched: np.ndarray,
     hulls: tuple[np.ndarray, np.ndarray],
     whole: bool,
 ) -> Found:
@@ -110,7 +111,9 @@ def _of_fold(
     """
     chunks = max(1, schedule.chunks)
     scratch = np.array([p.buffer is Buffer.TMP for p in f.pieces])[:, None]
-    rank = _matrix([p.rank for p in f.pieces], busy) % schedule.n
+    rank = modulo(_matrix([p.rank for p in f.pieces], busy), schedule.n)
+    some = np.flatnonzero(touched[rank].any(axis=0))
+    rank, busy, count = rank[:, some], busy[some], count[some]
     chunk = _matrix([p.chunk for p in f.pieces], busy)
     chunk = np.where(scratch, chunk, chunk % chunks)
     write = (np.arange(len(scratch)) >= len(f.srcs)).astype(int)[:, None]
@@ -126,7 +129,7 @@ def _of_fold(
     none = np.zeros(len(piece), np.int64)
     buffer = np.array([p.buffer.value for p in f.pieces])[piece]
     there = rank[piece, column], buffer, chunk[piece, column]
-    return Found(none, piece, column, none, count[column], *there)
+    return Found(none, piece, some[column], none, count[column], *there)
 
 
 def _matrix(numbers: list[Vector], busy: np.ndarray) -> np.ndarray:

@@ -84,6 +84,12 @@ def unique_rows(rows: np.ndarray) -> np.ndarray:
     return rows[differs]
 
 
+def modulo(numbers: np.ndarray, n: int) -> np.ndarray:
+    """Return numbers modulo n; most lie in the range already, and division is slow."""
+    inside = numbers.min(initial=0) >= 0 and numbers.max(initial=0) < n
+    return numbers if inside else numbers % n
+
+
 def distinct(values: np.ndarray) -> np.ndarray:
     """Return the values that differ, sorted; `numpy.unique` would import the masked arrays."""
     return unique_rows(values[:, None])[:, 0]
@@ -93,14 +99,12 @@ def remote_buffers(schedule: Schedule) -> set[Buffer]:
     """Tell which user buffers are ever touched by a rank other than their owner."""
     if (lines := schedule.relative) is not None:
         return {Buffer(b) for b in distinct(lines.buffer[lines.away(schedule.n)]).tolist()}
-    everyone = schedule.all_ranks()
     found: set[Buffer] = set()
-    for block in schedule.blocks(everyone):
-        owner = everyone[block.column]
+    for block in schedule.blocks(schedule.all_ranks()):
         for f in block.folds:
             for piece in f.pieces:
-                if piece.buffer not in found and piece.rank is not everyone:
-                    away = (np.asarray(piece.rank) - owner) % schedule.n != 0
+                if piece.buffer not in found and piece.rank is not block.owner:
+                    away = modulo(np.asarray(piece.rank) - block.owner, schedule.n) != 0
                     if np.any(away & np.asarray(f.where, bool) & (np.asarray(f.count) > 0)):
                         found.add(piece.buffer)
     return found
@@ -178,7 +182,7 @@ def lines_of(schedule: Schedule, ranks: np.ndarray) -> Lines:
     ndst = np.array([len(f.dsts) for f in folds], np.int64)
     line, _ = spans(nsrc + ndst)
     first = np.cumsum(nsrc + ndst) - nsrc - ndst
-    buffer = np.array([int(p.buffer) for f in folds for p in f.pieces], np.int64)
+    buffer = np.array([p.buffer for f in folds for p in f.pieces], np.int64)
     rank, chunk = np.zeros((2, len(line), len(ranks)), np.int64)
     counts = np.zeros((len(folds), len(ranks)), np.int64)
     begin = 0
@@ -189,9 +193,10 @@ def lines_of(schedule: Schedule, ranks: np.ndarray) -> Lines:
             at = i + block.round * len(block.folds)
             count = whole(f.count)
             counts[at, column] = count if f.where is True else np.where(whole(f.where), count, 0)
-            for row, piece in enumerate(f.pieces):
-                rank[first[at] + row, column] = whole(piece.rank)
-                chunk[first[at] + row, column] = whole(piece.chunk)
+            pieces = f.pieces
+            rows = first[at] + np.arange(len(pieces)).reshape(-1, *[1] * np.ndim(at))
+            rank[rows, column] = whole.rows([p.rank for p in pieces])
+            chunk[rows, column] = whole.rows([p.chunk for p in pieces])
         begin += block.rounds * len(block.folds)
     _check_counts(schedule, number, counts)
     tree = np.array([f.tree for f in folds], bool)
@@ -213,6 +218,15 @@ class _Whole(NamedTuple):
                 f"expected one number, or one for each of {self.width} ranks"
             )
         return number
+
+    def rows(self, numbers: list[Vector]) -> np.ndarray:
+        """Return ``[numbers, 1 or ranks]`` what several numbers are."""
+        if all(type(number) is int for number in numbers):
+            return np.array(numbers, np.int64)[:, None]
+        found = np.empty((len(numbers), self.width), np.int64)
+        for row, number in zip(found, numbers, strict=True):
+            row[:] = self(number)
+        return found
 
 
 def _check_counts(schedule: Schedule, number: np.ndarray, counts: np.ndarray) -> None:
