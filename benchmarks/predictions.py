@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
 import hosts as namespaces
@@ -163,15 +164,21 @@ def run(hosts, mbit, sizes):
 
 
 def pairs(rows):
-    """Yield for two algorithms of one case whether they are rightly ordered; None: who can tell?
+    """Count what predictions say about the order of two algorithms of one case.
 
     All took turns, so turn i of the one is beside turn i of the other.
     """
+    found = Counter()
     for _, group in itertools.groupby(rows, lambda row: row[:3]):
         for a, b in itertools.combinations(list(group), 2):
             faster = [x < y for x, y in zip(a[6], b[6], strict=True)]
-            apart = max(a[5], b[5]) > 1.1 * min(a[5], b[5]) and len(set(faster)) == 1
-            yield ((a[4] < b[4]) == faster[0] and a[4] != b[4]) if apart else None
+            if len(set(faster)) > 1 or max(a[5], b[5]) <= 1.1 * min(a[5], b[5]):
+                found["within noise"] += 1
+            elif max(a[4], b[4]) <= 1.01 * min(a[4], b[4]):
+                found["predicted the same"] += 1
+            else:
+                found["right" if (a[4] < b[4]) == faster[0] else "wrong"] += 1
+    return found
 
 
 def off(rows):
@@ -194,12 +201,12 @@ def main():
         found = run(hosts, args.mbit, args.sizes)
         cases.append(found)
         rows = found["rows"]
-        every = list(pairs(rows))
-        ordered = [right for right in every if right is not None]
+        told = pairs(rows)
+        ordered = told["right"] + told["wrong"]
         by_size = [f"{off([r for r in rows if r[2] == size]):.1%}" for size in args.sizes]
-        right = f"{np.mean(ordered):.1%} of {len(ordered)}" if ordered else "-"
-        open_ = str(len(every) - len(ordered))
-        lines.append([str(hosts), str(len(rows)), f"{off(rows):.1%}", *by_size, right, open_])
+        right = f"{told['right'] / ordered:.1%} of {ordered}" if ordered else "-"
+        rest = [str(told[which]) for which in ("predicted the same", "within noise")]
+        lines.append([str(hosts), str(len(rows)), f"{off(rows):.1%}", *by_size, right, *rest])
         constants = ", ".join(f"{name} {value:.3g}" for name, value in found["machine"].items())
         print(f"{hosts} hosts: {constants}", flush=True)
         for _, collective, nbytes, name, predicted, took, _ in rows if args.all else []:
@@ -207,7 +214,8 @@ def main():
             times = f"{predicted * 1e6:10.1f} {took * 1e6:10.1f} us {predicted / took:6.2f}"
             print(f"   {case:40}{times}")
     sizes = map(pages.size, args.sizes)
-    head = ["hosts", "cases", "off, median", *sizes, "order right", "pairs within noise"]
+    head = ["hosts", "cases", "off, median", *sizes, "order right", "predicted the same"]
+    head.append("within noise")
     print("\n".join(pages.table(head, lines)))
     if args.save:
         args.save.write_text(json.dumps(cases))

@@ -15,7 +15,7 @@ from pycoll.runtime.calls.prepare import DIRECT_KINDS, reached
 from pycoll.runtime.selection.candidates import Candidate, candidates
 from pycoll.runtime.selection.measured_choices import read, table_path
 from pycoll.runtime.selection.rules import ANY_N, ANY_SIZE, RULES
-from pycoll.runtime.selection.select import Choice, select
+from pycoll.runtime.selection.select import Choice, select, working_dtype
 from pycoll.runtime.selection.topology import Topology
 from pycoll.runtime.selection.tuning_table import World
 from pycoll.schedule.cost.network import Network
@@ -68,13 +68,19 @@ def main(args: argparse.Namespace) -> int:
     symmetric = args.symmetric or args.symmetric_input
     direct, input_only = reached(Kind[args.collective.upper()], symmetric, args.symmetric)
     world = _world(args.tuning, ranks, messages=args.hosts is not None)
+    op, dtype, nbytes = ReduceOp[(args.op or "sum").upper()], None, args.bytes
+    if reduces:
+        given = DType[args.dtype.upper()]
+        dtype = working_dtype(args.collective, sum(ranks), given, op, args.order)
+        dtype = given if args.algorithm else dtype
+        nbytes = nbytes * dtype.itemsize // given.itemsize
     choice = select(
         args.collective,
-        args.bytes,
+        nbytes,
         sum(ranks),
         order=args.order,
-        dtype=DType[args.dtype.upper()] if reduces else None,
-        op=ReduceOp[(args.op or "sum").upper()],
+        dtype=dtype,
+        op=op,
         direct=direct,
         input_only=input_only,
         algorithm=args.algorithm,
@@ -84,6 +90,9 @@ def main(args: argparse.Namespace) -> int:
         machine=world.machine if world else Network(ranks_per_host=ranks) if args.hosts else None,
         world=world,
     )
+    if nbytes != args.bytes:
+        wide = dtype.name.lower()
+        print(f"made of {args.dtype} in {wide}, {show_size(nbytes)}, and rounded at the end\n")
     print(explanation(choice, world))
     return 0
 

@@ -23,9 +23,10 @@ from pycoll.runtime.arrays.host_arrays import (
 from pycoll.runtime.arrays.layouts import RESULT_SHAPE, Detour, RegisteredPart, Shape
 from pycoll.runtime.arrays.neutral import fill_with_neutral
 from pycoll.runtime.arrays.symmetric_memory import AUTOMATIC_BYTES, Memory
+from pycoll.runtime.arrays.widened import widened
 from pycoll.runtime.calls.plans import CallSpec, PlanCache
 from pycoll.runtime.calls.prepared import CallRequest, Prepared, call_spec
-from pycoll.runtime.selection.select import Choice, select
+from pycoll.runtime.selection.select import Choice, select, working_dtype
 from pycoll.schedule.language.collectives import COLLECTIVES
 from pycoll.types import Kind, Order, ReduceOp, reduce_op
 
@@ -106,11 +107,24 @@ class Caller:
             target = None
         count = source.array.size if reduces else block
         scale = n if spec.in_layout == "own" else 1
+        narrow = source, target
+        if spec.prefix is not None and self._rounds_at_the_end(request, op, source):
+            source = widened(source)
+            target = target and source._replace(array=np.empty_like(source.array))
         prepared = self._bind(
             request, op, root, count * scale, source if has_in else None, target, source, result
         )
         prepared.plain = prepared.plain and neutral is None
+        if target is not None and target.dtype != narrow[1].dtype:
+            prepared.plain, prepared.wide = False, (target.array, narrow[1])
         return prepared
+
+    def _rounds_at_the_end(self, request: CallRequest, op: ReduceOp, source: ArrayView) -> bool:
+        """Tell whether a prefix reduction is made in a wider type than that of its arrays."""
+        if request.algorithm is not None:
+            return False
+        asked = request.collective, self.plans.world_size, source.dtype, op, request.order
+        return working_dtype(*asked) != source.dtype
 
     def view(self, x: Any, what: str) -> ArrayView:
         """Look at an array of the caller's."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from pycoll import _C
 from pycoll.algorithms import find
 from pycoll.runtime.arrays.host_arrays import ArrayView
 from pycoll.runtime.arrays.layouts import ChunkLayout, Detour, RegisteredPart
+from pycoll.runtime.arrays.widened import narrow
 from pycoll.runtime.calls.plans import CallSpec
 from pycoll.runtime.selection.select import Choice
 from pycoll.schedule.ir import Algorithm
@@ -58,6 +61,14 @@ class Prepared:
     # gathers, scatters: what lies elsewhere for the engine: arrays it reads, and those it writes
     gathers: tuple[RegisteredPart | Detour, ...] = ()
     scatters: tuple[RegisteredPart | Detour, ...] = ()
+    # the result as the engine gives it, in float32, and where it belongs, rounded
+    wide: tuple[np.ndarray, ArrayView] | None = None
+
+    def finished(self) -> Any:
+        """Return the result of the call, which has succeeded; any thread may, again and again."""
+        if self.wide is not None:
+            narrow(*self.wide)
+        return self.result
 
     def detours(self) -> tuple[_C.Detours, ...]:
         """Return what the engine has to copy around the call, if it has to; see there."""

@@ -11,6 +11,7 @@ from pycoll import _C
 from pycoll.config import check_timeout
 from pycoll.errors import ArgumentError, CollTimeout
 from pycoll.runtime.arrays.host_arrays import view
+from pycoll.runtime.calls.prepared import Prepared
 
 
 class Owner(Protocol):
@@ -62,6 +63,13 @@ class QueuedCall:
         self.ended = True
         return True
 
+    def let_go(self) -> None:
+        """Free what the call has kept, now that it has ended; several threads may, at a time."""
+        kept = self.keep
+        if isinstance(kept, Prepared) and self.error is None:
+            kept.finished()
+        self.keep = None
+
 
 class Work:
     """A call that runs in the background; its arrays are kept alive until it is done."""
@@ -79,9 +87,9 @@ class Work:
 
     def done(self) -> bool:
         """Tell whether the call has ended, without waiting."""
-        if self._queued_call.ended:
+        if self._queued_call.ended and self._queued_call.keep is None:
             return True
-        if not self._engine.done(self._queued_call.ticket):
+        if not self._queued_call.ended and not self._engine.done(self._queued_call.ticket):
             return False
         self._session.sweep()  # what the call has kept, such as the buffer of `out`, is free again
         return True
@@ -104,6 +112,8 @@ class Work:
         limit = -1.0 if timeout is None else check_timeout(timeout, zero=True)
         if not queued.ended:
             self._await(queued, limit)
+            self._session.sweep()
+        elif queued.keep is not None:  # another thread is about to let go of it
             self._session.sweep()
         if queued.error is not None:
             raise queued.error

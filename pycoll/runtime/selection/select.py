@@ -14,7 +14,7 @@ from typing import Any
 
 from pycoll.algorithms import ALGORITHMS, find, names
 from pycoll.errors import ArgumentError, ScheduleError, kind_of
-from pycoll.runtime.selection.rules import LINK_RULES, ONE_HOST_RULES, RULES, Rule
+from pycoll.runtime.selection.rules import FEW_N, LINK_RULES, ONE_HOST_RULES, RULES, Rule
 from pycoll.runtime.selection.tuning_table import TunedRule, World
 from pycoll.schedule.cost.cost import Machine
 from pycoll.schedule.cost.network import Network
@@ -107,6 +107,16 @@ def divides_at_once(algorithm: Algorithm, n: int) -> bool:
 def only_reads(algorithm: Algorithm, n: int) -> bool:
     """Whether ranks read each other's inputs and never touch each other's results."""
     return not remote_buffers(algorithm.schedule(n)) & {Buffer.OUT, Buffer.ACC}
+
+
+def working_dtype(collective: str, n: int, dtype: DType, op: ReduceOp, order: str | None) -> DType:
+    """Return the element type that the schedule of a reduction works on.
+
+    A prefix reduction of 8 or 16 bits over many ranks is made in float32 and rounded at the end.
+    Otherwise every rank would need the inputs of all below it, to round each result once.
+    """
+    wide = COLLECTIVES[collective].prefix is not None and dtype.rounds_once and op.rounds
+    return DType.FLOAT32 if wide and n > FEW_N and order != "any" else dtype
 
 
 @dataclass(frozen=True)

@@ -224,7 +224,7 @@ class Session(TaggedMessages):
         finally:
             for hold in held:
                 hold.end()
-        return prepared.result
+        return prepared.finished()
 
     def device_side(self, *given: Any) -> Any:
         """Return this rank's side of calls on arrays of a CUDA device, making it the first time."""
@@ -354,7 +354,7 @@ class Session(TaggedMessages):
                 continue  # another thread has removed it
 
     def _let_go(self, queued: QueuedCall) -> None:
-        queued.keep = None
+        queued.let_go()
 
     def abort(self, reason: str) -> None:
         """See `pycoll.Communicator.abort`."""

@@ -144,7 +144,7 @@ class TwoLevelSession(MpiSession):
             _C.never_free(prepared)
             self._interrupted(type(error).__name__)
             raise
-        return prepared.result
+        return prepared.finished()
 
     def remembered(self, prepared: Prepared) -> _C.StagedCall:
         """Return what runs a call: in two levels if that gives its bits, else by messages."""

@@ -8,6 +8,7 @@ import oracle
 from pycoll.algorithms import names
 from pycoll.config import Config
 from pycoll.errors import ArgumentError, MismatchError, PeerRejected
+from pycoll.runtime.selection.rules import FEW_N
 from pycoll.testing import run_threads
 
 PREFIX = ["scan", "exscan"]
@@ -77,3 +78,57 @@ def test_what_a_prefix_has_not():
         return True
 
     assert run_threads(2, ranks) == [True, True]
+
+
+def rounded_once(parts, dtype, op):
+    """Return what each rank gets: the serial loop in float32, and each result rounded by itself."""
+    wide = [part.astype(np.float32) for part in parts]
+    combine = {"sum": np.add, "prod": np.multiply}[op]
+    totals = [wide[0]]
+    for part in wide[1:]:
+        totals.append(combine(totals[-1], part))
+    return [total.astype(dtype) for total in totals]
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"])
+def test_over_many_ranks_results_of_few_bits_are_rounded_once(name):
+    """So many ranks that not each of them folds the inputs of all below it."""
+    n, dtype = FEW_N + 2, oracle.dtype(name)
+    parts = [
+        np.random.default_rng(rank).uniform(0.5, 1.5, 33).astype(np.float32).astype(dtype)
+        for rank in range(n)
+    ]
+    want = {op: rounded_once(parts, dtype, op) for op in ("sum", "prod")}
+
+    def ranks(comm):
+        own, out = parts[comm.rank].copy(), np.empty(33, dtype)
+        found = {op: comm.scan(own, op) for op in want}
+        assert comm.scan(own, out=out) is out
+        later = np.empty(33, dtype)
+        work = [comm.scan(own, out=later, async_op=True), comm.exscan(own, async_op=True)]
+        below = work[1].wait()
+        assert work[0].done()
+        assert np.array_equal(later.view(np.uint8), out.view(np.uint8))
+        assert comm.scan(own, "max", order="tree").dtype == dtype
+        same = own.copy()
+        comm.scan(same, out=same)
+        assert np.array_equal(same.view(np.uint8), out.view(np.uint8))
+        return found, out, below
+
+    for rank, (found, out, below) in enumerate(run_threads(n, ranks, timeout=120)):
+        for op, results in want.items():
+            assert found[op].tobytes() == results[rank].tobytes()
+        assert out.tobytes() == want["sum"][rank].tobytes()
+        want_below = want["sum"][rank - 1] if rank else np.zeros(33, dtype)
+        assert below.tobytes() == want_below.tobytes()
+
+
+def test_over_many_ranks_types_still_have_to_agree():
+    """Both are made in float32."""
+
+    def ranks(comm):
+        with pytest.raises(MismatchError, match="dtype"):
+            comm.scan(np.ones(3, np.float32 if comm.rank else np.float16))
+        return True
+
+    assert all(run_threads(FEW_N + 1, ranks, timeout=120))
