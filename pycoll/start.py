@@ -15,7 +15,6 @@ from pycoll.errors import ArgumentError, CollError
 from pycoll.runtime.selection.measured_choices import agree
 from pycoll.runtime.sessions.session import Session
 from pycoll.runtime.sessions.shared_use import joined, valid
-from pycoll.runtime.startup import mpi
 from pycoll.runtime.startup.bootstrap import Place, discover, launched_by_us
 from pycoll.runtime.startup.make_groups import decline
 from pycoll.runtime.startup.meeting import Link
@@ -88,20 +87,25 @@ def _session(**given: Any) -> Session:
 
 def _join(config: Config | ArgumentError) -> tuple[Session, Config]:
     """Join the job, by whatever has started it; return the settings, too, which are valid then."""
-    ours = launched_by_us()
-    place = None if ours else Place.from_env(environment())
+    session = None if launched_by_us() else _join_elsewhere(config)
+    if session is not None:
+        return session, valid(config)
+    usable = _usable(config)
+    return _join_host(usable), usable
+
+
+def _join_elsewhere(config: Config | ArgumentError) -> Session | None:
+    """Join the job of an MPI launcher, torchrun or Slurm; return None if there is none."""
+    from pycoll.runtime.startup import mpi  # takes long to import, as does `tcp_job`
+
+    place = Place.from_env(environment())
     if place is not None and not mpi.serves(place.size):
-        from pycoll.runtime.startup import tcp_job  # takes long to import
+        from pycoll.runtime.startup import tcp_job
 
         place.take(environment())
-        session = agree(tcp_job.join(place, config))
-        return session, valid(config)
-    comm = None if ours else mpi.world()
-    if comm is None:
-        usable = _usable(config)
-        return _join_host(usable), usable
-    session = agree(mpi.connect(comm, config))
-    return session, valid(config)
+        return agree(tcp_job.join(place, config))
+    comm = mpi.world()
+    return None if comm is None else agree(mpi.connect(comm, config))
 
 
 def _usable(config: Config | ArgumentError) -> Config:
@@ -165,6 +169,8 @@ def from_mpi(
         CollTimeout: If other ranks have not called this within the time limit.
         TransportError: If MPI cannot be used.
     """
+    from pycoll.runtime.startup import mpi
+
     given = dict(timeout_s=timeout, transport=transport, tuning=tuning)
     config = _configure(Config.from_env, given)
     return Communicator(agree(mpi.connect(comm, config)))

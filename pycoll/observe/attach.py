@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pycoll import _C
-from pycoll.observe import dump
 from pycoll.observe.counters.metrics import Metrics
 from pycoll.observe.counters.stats import Counts
-from pycoll.observe.trace.record import Tracer
+
+if TYPE_CHECKING:
+    from pycoll.observe.trace.record import Tracer
 
 
 class Watcher:
@@ -34,6 +35,8 @@ class Watcher:
         session = self._session()
         if self._dump_dir and not self._dumped and session is not None:
             self._dumped = True
+            from pycoll.observe import dump  # takes long to import, as do traces
+
             dump.write(session, error, report, self._dump_dir)
 
     def ended(self) -> None:
@@ -56,6 +59,8 @@ class Watcher:
 
     def start_trace(self, folder: str | os.PathLike[str]) -> None:
         """Trace calls from the next one on, and those of the communicators split from this one."""
+        from pycoll.observe.trace.record import Tracer
+
         session = self._session()
         self.tracer, self._folder = Tracer(session, folder, self._marks), folder
         for child in list(session.children):

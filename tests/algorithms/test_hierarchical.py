@@ -1,5 +1,7 @@
 """Products of algorithms over groups of ranks."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ from pycoll.algorithms.two_level.hierarchical import group_size
 from pycoll.errors import ScheduleError
 from pycoll.schedule.cost.described import fabric
 from pycoll.schedule.cost.simulate import Loads, simulate
+from pycoll.schedule.proof.verify import proven
 
 NAMES = ("hierarchical", "hierarchical_tree", "hierarchical_ring")
 
@@ -21,6 +24,29 @@ def test_given_group_sizes(name, n, local):
     schedule = find("all_reduce", name).schedule(n, local=local)
     run(schedule)
     run(schedule, in_place=True)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("sizes", [(2, 2, 1), (2, 2, 2), (4, 2, 4), (1, 2, 2), (2, 1, 2)])
+@pytest.mark.parametrize("rest", [1, 2, 3])
+def test_up_to_four_levels(name, sizes, rest):
+    n = math.prod(sizes) * rest
+    levels = dict(zip(("local", "local2", "local3"), sizes, strict=True))
+    schedule = find("all_reduce", name).schedule(n, **levels)
+    run(schedule)
+    run(schedule, in_place=True)
+    proven(schedule)
+
+
+@pytest.mark.parametrize("network", ["fat-tree:leaf=4,pod=4,over=2", "rails:gpus=4,nodes=4"])
+def test_a_level_for_each_switch_takes_fewer_rounds_through_the_core(network):
+    joined = fabric(network, 256)
+
+    def seconds(**levels):
+        schedule = find("all_reduce", "hierarchical").schedule(256, **levels)
+        return float(simulate(schedule, 1e4, joined).max())
+
+    assert seconds(local=4, local2=4) < seconds(local=4)
 
 
 @pytest.mark.parametrize(("name", "local"), [("hierarchical", 3), ("hierarchical_ring", 6)])

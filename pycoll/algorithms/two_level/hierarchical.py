@@ -2,13 +2,16 @@
 
 Rank ``group * local + i`` is number i of its group. Inside the groups the vector is
 reduce-scattered; number i of each group then all-reduces its share with its counterparts; inside
-the groups the shares are gathered. m is the size of the full vector.
+the groups the shares are gathered. What runs across groups may be such a product again: with
+``local2`` groups to a group of groups, and ``local3`` of these to a larger one, there are four
+levels; 0 is no such level. m is the size of the full vector.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial, update_wrapper
 
 from pycoll.algorithms import direct, halving_doubling, ring
@@ -38,7 +41,7 @@ def group_size(n: int, local: int, allowed: Callable[[int], bool]) -> int:
     return local
 
 
-def _rounds(rank, n, local, *, across, allowed):
+def _rounds(rank, n, local, local2, local3, *, beyond, allowed):
     """Reduce-scatter inside groups of ``local`` ranks, all-reduce across, all-gather inside.
 
     Cost: rounds of the three; bytes per rank 2 (local - 1) / local * m, and those of the
@@ -47,7 +50,7 @@ def _rounds(rank, n, local, *, across, allowed):
     deep learning on heterogeneous network hierarchy", MLSys 2019.
     """
     local = group_size(n, local, allowed)
-    outer = across.schedule(n // local)
+    outer = beyond(n // local, local2, local3)
     share, group, me = outer.chunks, rank // local, rank % local
     first = rank - me
 
@@ -85,18 +88,23 @@ def _product(
         allowed: Tells which group sizes are allowed.
     """
 
-    def chunks(n, local):
-        local = group_size(n, local, allowed)
-        return local * across.schedule(n // local).chunks
+    def beyond(groups, local2, local3):
+        if not local2 and not local3:
+            return across.schedule(groups)
+        return anywhere.schedule(groups, local=local2 or 1, local2=local3)
 
-    def slots(n, local):
+    def chunks(n, local, local2, local3):
         local = group_size(n, local, allowed)
-        outer = across.schedule(n // local)
+        return local * beyond(n // local, local2, local3).chunks
+
+    def slots(n, local, local2, local3):
+        local = group_size(n, local, allowed)
+        outer = beyond(n // local, local2, local3)
         inner = max(_SCATTER.schedule(local).slots, _GATHER.schedule(local).slots)
         return max(inner * outer.chunks, outer.slots)
 
-    rounds = update_wrapper(partial(_rounds, across=across, allowed=allowed), _rounds)
-    return algorithm(
+    rounds = update_wrapper(partial(_rounds, beyond=beyond, allowed=allowed), _rounds)
+    product = algorithm(
         "all_reduce",
         name,
         chunks=chunks,
@@ -104,7 +112,11 @@ def _product(
         order=order,
         worlds=lambda n: group_size(n, 0, allowed) > 1,
         local=0,
+        local2=0,
+        local3=0,
     )(rounds)
+    anywhere = replace(product, worlds=lambda groups: True)  # sizes are given, or refused
+    return product
 
 
 hierarchical: Algorithm = _product("hierarchical", halving_doubling.all_reduce)

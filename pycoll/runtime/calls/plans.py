@@ -29,7 +29,6 @@ from pycoll.schedule.language.collectives import COLLECTIVES, OWN, Collective
 from pycoll.schedule.lowering.compile import peer_plan
 from pycoll.schedule.lowering.messages import message_plan
 from pycoll.schedule.lowering.plan import Plan
-from pycoll.schedule.proof.verify import proven
 from pycoll.types import DType, Kind, Order, ReduceOp
 
 LAYOUT_FULL, LAYOUT_OWN, LAYOUT_TABLE = 0, 1, 2
@@ -56,6 +55,8 @@ def compile_plans(
     in_place = spec.direct and not spec.input_only and spec.algorithm.in_place
     code = None
     if spec.algorithm not in ALGORITHMS:
+        from pycoll.schedule.proof.verify import proven  # takes long to import
+
         memory = f"{'direct' if spec.direct else 'staged'}{', in place' if in_place else ''}"
         made = proven(schedule)[1]
         everybody = made["messages" if messages else memory]  # numbered alike on every rank

@@ -106,7 +106,7 @@ def _join(
         ends: tcp_connections.Sockets = []
         if not shared.single:
             if rank == 0 and not secret:
-                warnings.warn(_NO_SECRET, RuntimeWarning, stacklevel=6)
+                warnings.warn(_NO_SECRET, RuntimeWarning, stacklevel=7)
             one_host = len({m["network"] for m in members}) == 1
             reach = {"secret": secret, "one_host": one_host}
             towards, limit = "" if rank == 0 else place.host, config.timeout_s
