@@ -158,7 +158,7 @@ def run(hosts, mbit, sizes):
         agent.chmod(0o755)
         where = ",".join(f"{namespaces.NET}.{i + 1}" for i in range(len(names)))
         command = [sys.executable, "-m", "pycoll", "run", "-n", hosts, "--hosts", where]
-        command += ["--rsh", agent, "--timeout", 600, PROGRAM, out, mbit, *sizes]
+        command += ["--rsh", agent, "--timeout", 3600, PROGRAM, out, mbit, *sizes]
         subprocess.run([*map(str, command)], check=True, cwd=ROOT, env=os.environ)
         return json.loads(out.read_text())
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from pycoll.cli.common.text import show_time, table
 from pycoll.cli.measure import plan_steps
 from pycoll.cli.run import main_of_pycoll
 from pycoll.errors import ArgumentError
-from pycoll.parallel.analysis.planner import CHOICES, Prediction, check_fixed, plan
+from pycoll.parallel.analysis.layouts import AXES, CHOICES, check_fixed
+from pycoll.parallel.analysis.planner import Prediction, plan
 from pycoll.parallel.analysis.workload import Speed, Workload, workload
 from pycoll.parallel.precision import RECIPES
 from pycoll.runtime.startup.mpi import under_launcher
@@ -36,6 +38,8 @@ def add_parser(subparsers: Any) -> None:
     add("--batch", type=int, required=True, help="sequences of a step, over all ranks")
     add("--network", metavar="KIND:NAME=VALUE,...", help="see above (rails)")
     add("--flops", help="operations per second that a rank achieves (140T)")
+    host = "bytes per second to where optimizer states can be offloaded: 25G (nowhere)"
+    add("--host", type=size, default=0, metavar="BYTES", help=host)
     add("--precision", choices=sorted(RECIPES), default="bf16", help="recipe (bf16)")
     add("--top", type=int, default=5, help="how many meshes (5)")
     add("--fix", action="append", default=[], metavar="NAME=VALUE", help=f"of {', '.join(CHOICES)}")
@@ -53,15 +57,17 @@ def main(args: argparse.Namespace) -> int:
         return _measure(args) if under_launcher() else main_of_pycoll(args.ranks, _words(args))
     work = workload(args.model)
     network = args.network or "rails"
-    found = _plan(args, network, per_second(args.flops or "140T"))
+    speed = Speed({1: per_second(args.flops or "140T")}, host_bytes=args.host)
+    found = _plan(args, network, speed)
     print(
         f"{work.parameters / 1e9:.3g} billion parameters, {args.batch} sequences of "
         f"{work.sequence} on {args.ranks} ranks, {network}, {args.precision}"
     )
     head = ["mesh", "zero", "recompute", "micro-batches", "schedule", "step", "tokens/s", "memory"]
-    head += ["bubble", "sent by dp", "pp", "tp", "than the first"]
-    rows = [_row(each, work, args.batch) for each in found]
-    print(table(head, rows, right=(5, 6, 7, 8, 9, 10, 11)))
+    axes = [axis for axis in AXES[::-1] if any(each.sent[axis] for each in found)][::-1]
+    head += ["bubble", *(f"sent by {axis}" for axis in axes), "than the first"]
+    rows = [_row(each, work, args.batch, axes) for each in found]
+    print(table(head, rows, right=range(5, 9 + len(axes))))
     best = found[0]
     arguments = "".join(f", {name}={value!r}" for name, value in best.layout.arguments.items())
     engine = "DataParallel" if best.layout.schedule is None else "Pipeline"
@@ -72,7 +78,7 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def _plan(args: argparse.Namespace, network: str, flops: float | Speed) -> list[Prediction]:
+def _plan(args: argparse.Namespace, network: str, flops: Speed) -> list[Prediction]:
     given: dict[str, Any] = {name: getattr(args, name) for name in ("memory", "batch", "top")}
     given |= {"network": network, "flops": flops, "precision": args.precision}
     return plan(workload(args.model), args.ranks, fixed=dict(map(_chosen, args.fix)), **given)
@@ -81,7 +87,8 @@ def _plan(args: argparse.Namespace, network: str, flops: float | Speed) -> list[
 def _words(args: argparse.Namespace) -> list[str]:
     """Return the arguments with which each rank is started."""
     words = ["plan", "--measure"]
-    for name in ("model", "ranks", "memory", "batch", "network", "flops", "precision", "top"):
+    names = "model", "ranks", "memory", "batch", "network", "flops", "host", "precision", "top"
+    for name in names:
         value = getattr(args, name)
         words += [] if value is None else [f"--{name}", str(value)]
     return words + [word for each in args.fix for word in ("--fix", each)]
@@ -95,13 +102,14 @@ def _measure(args: argparse.Namespace) -> int:
     with pycoll.init() as comm:
         network = args.network or plan_steps.network(comm)
         if args.flops:
-            speed = Speed({1: per_second(args.flops)})
+            speed = Speed({1: per_second(args.flops)}, host_bytes=args.host)
         else:
             speed = plan_steps.speed(comm, work, args.batch, args.precision)
+            speed = replace(speed, host_bytes=args.host)
         rows = []
         for each in _plan(args, network, speed):
             found = plan_steps.measured(comm, work, each.layout, args.precision)
-            rows.append(_row(each, work, args.batch)[:5] + plan_steps.row(each, found))
+            rows.append(_row(each, work, args.batch, ())[:5] + plan_steps.row(each, found))
         if comm.rank == 0:
             speeds = ", ".join(f"{s / 1e9:.3g} G ({b})" for b, s in speed.flops.items())
             rest = f"{1e9 * speed.update_s:.3g} ns a parameter and step"
@@ -126,18 +134,18 @@ def _mesh(prediction: Prediction) -> str:
     return ", ".join(f"{axis}={size}" for axis, size in prediction.layout.mesh.items() if size > 1)
 
 
-def _row(prediction: Prediction, work: Workload, batch: int) -> list[str]:
+def _row(prediction: Prediction, work: Workload, batch: int, axes: Sequence[str]) -> list[str]:
     layout, sent = prediction.layout, prediction.sent
     return [
         _mesh(prediction) or "one rank",
         str(layout.zero),
-        layout.recompute,
+        layout.recompute + (f", offload {layout.offload}" if layout.offload != "none" else ""),
         f"{layout.micro_batches} of {layout.micro_batch}",
         layout.schedule or "-",
         show_time(prediction.seconds),
         f"{batch * work.sequence / prediction.seconds:,.0f}",
         f"{prediction.memory / 1e9:.1f} GB",
         f"{prediction.bubble:.1%}" if layout.schedule else "-",
-        *(f"{sent[axis] / 1e9:.3g} GB" if sent[axis] else "-" for axis in ("dp", "pp", "tp")),
+        *(f"{sent[axis] / 1e9:.3g} GB" if sent[axis] else "-" for axis in axes),
         prediction.why or "-",
     ]

@@ -10,8 +10,10 @@ import numpy as np
 
 from pycoll.comm import Communicator
 from pycoll.parallel import DataParallel
-from pycoll.parallel.analysis.planner import MICRO_BATCHES, Layout, Prediction
+from pycoll.parallel.analysis.layouts import MICRO_BATCHES, Layout
+from pycoll.parallel.analysis.planner import Prediction
 from pycoll.parallel.analysis.workload import Speed, Workload
+from pycoll.parallel.context.split import Context
 from pycoll.parallel.gpt import GPT, TransformerConfig
 from pycoll.parallel.mesh import Mesh
 from pycoll.parallel.pipeline.engine import Pipeline
@@ -38,10 +40,13 @@ def measured(comm: Communicator, work: Workload, layout: Layout, precision: str)
     make = Pipeline if layout.schedule else DataParallel
     sizes = (work.hidden, work.heads, work.layers, work.vocabulary, work.sequence)
     tokens = np.ones((layout.micro_batch, work.sequence), int)
-    batch, seconds, peak = [(tokens, tokens)] * layout.micro_batches, [], 0
+    seconds, peak = [], 0
     with Mesh(comm, **axes) as mesh:
         split = mesh.tp if layout.mesh["tp"] > 1 else None
-        model = GPT(TransformerConfig(*sizes, comm=split), seed=0)
+        context = Context(mesh.cp) if layout.size("cp") > 1 else None
+        mine = tokens if context is None else context.take(tokens)
+        batch = [(mine, mine)] * layout.micro_batches
+        model = GPT(TransformerConfig(*sizes, comm=split, context=context), seed=0)
         with make(model, model.loss(), mesh, precision=precision, **layout.arguments) as engine:
             for _ in range(1 + _TIMES):
                 comm.barrier()

@@ -109,11 +109,14 @@ class Speed:
         update_s: Seconds of a step for each parameter that the rank updates, on top.
         overlap: Whether passes hide sums over data-parallel ranks. Where processors do both, the
             time of each adds up.
+        host_bytes: Bytes per second to where optimizer states can be offloaded: the memory of the
+            host, or a file. 0: nowhere, they stay.
     """
 
     flops: Mapping[int, float]
     update_s: float = 0.0
     overlap: bool = True
+    host_bytes: float = 0.0
 
     def __post_init__(self) -> None:
         """Refuse what is no speed; ArgumentError."""
@@ -123,6 +126,7 @@ class Speed:
             check_number("a micro-batch of flops", size, "[1, inf)", whole=True)
             check_number("flops", value, "(0, inf)")
         check_number("update_s", self.update_s, "[0, inf)")
+        check_number("host_bytes", self.host_bytes, "[0, inf)")
 
     def flops_of(self, sequences: float) -> float:
         """Return the operations per second with micro-batches of ``sequences``."""

@@ -1,13 +1,17 @@
 """The planner: its layouts run as they are, and hold the bytes that it predicts."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from pycoll.algorithms import find
 from pycoll.errors import ArgumentError
 from pycoll.parallel import DataParallel, Mesh, Pipeline, Workload, estimate, plan
-from pycoll.parallel.analysis import planner
+from pycoll.parallel.analysis import layout_costs, layouts
+from pycoll.parallel.analysis.layout_costs import LayoutCosts
 from pycoll.parallel.analysis.workload import Speed, workload
+from pycoll.parallel.context.split import Context
 from pycoll.parallel.gpt import GPT, TransformerConfig
 from pycoll.schedule.cost.described import fabric
 from pycoll.schedule.cost.groups import Groups
@@ -29,8 +33,9 @@ def run(layout):
     def rank(comm):
         mesh = Mesh(comm, **layout.mesh) if layout.schedule else Mesh(comm, **without_pp(layout))
         split = mesh.tp if layout.mesh["tp"] > 1 else None
-        model = GPT(TransformerConfig(*sizes, comm=split), seed=0)
-        tokens = np.ones((layout.micro_batch, SMALL.sequence), int)
+        context = Context(mesh.cp) if layout.size("cp") > 1 else None
+        model = GPT(TransformerConfig(*sizes, comm=split, context=context), seed=0)
+        tokens = np.ones((layout.micro_batch, SMALL.sequence // layout.size("cp")), int)
         batch = [(tokens, tokens)] * layout.micro_batches
         kind = Pipeline if layout.schedule else DataParallel
         engine = kind(model, model.loss(), mesh, precision="fp32", **layout.arguments)
@@ -64,12 +69,23 @@ CONFIGURATIONS = [
     {"pp": 2, "tp": 2, "schedule": "zb_h1"},
     {"pp": 2, "dp": 2, "schedule": "1f1b", "zero": 2},
     {"pp": 4, "schedule": "zb_h1", "recompute": "full"},
+    {"replica": 2, "dp": 2, "zero": 1},
+    {"replica": 2, "dp": 2, "zero": 3},
+    {"replica": 2, "dp": 2, "zero": 2, "recompute": "selective"},
+    {"cp": 2, "dp": 2, "zero": 0},
+    {"cp": 2, "dp": 2, "zero": 3},
+    {"cp": 2, "tp": 2, "zero": 1},
+    {"cp": 2, "pp": 2, "schedule": "1f1b"},
+    {"dp": 4, "zero": 0, "offload": "optimizer"},
+    {"dp": 4, "zero": 1, "offload": "optimizer"},
 ]
 
 
 @pytest.mark.parametrize("fixed", CONFIGURATIONS, ids=str)
-def test_twelve_configurations_hold_what_was_predicted(fixed):
-    prediction = small_plan(fixed=fixed, top=1)[0]
+def test_configurations_hold_what_was_predicted(fixed):
+    flops = Speed({1: 1e9}, host_bytes=1e9)
+    prediction = small_plan(fixed=fixed, top=1, flops=flops)[0]
+    assert fixed.items() <= prediction.layout.choices.items()
     ledgers = run(prediction.layout)
     assert prediction.states.at_rest in [rest for _, rest in ledgers]
     assert prediction.states.peak == pytest.approx(max(peak for peak, _ in ledgers), rel=0.05)
@@ -113,10 +129,8 @@ def test_bytes_sent_are_those_of_the_estimate(zero):
     told = estimate(
         SMALL.model(), "fp32", {"dp": 4}, micro_batches=layout.micro_batches, zero=zero
     ).wire
-    from dataclasses import replace
-
-    made = planner._Planner(SMALL, fabric("switch", 4), 32, 1e12, "fp32")
-    sent = made._sent(replace(layout, zero=zero))["dp"]
+    made = LayoutCosts(SMALL, fabric("switch", 4), Speed({1: 1e12}), "fp32")
+    sent = made.sent(replace(layout, zero=zero))["dp"]
     assert np.isclose(sent, told.get("gradient", 0) + told.get("parameter", 0), rtol=0.03)
 
 
@@ -147,12 +161,12 @@ def test_what_is_fixed_is_kept():
         small_plan(fixed={"tp": 3})
 
 
-@pytest.mark.parametrize("schedule", planner.SCHEDULES)
+@pytest.mark.parametrize("schedule", layouts.SCHEDULES)
 def test_long_pipelines_are_as_long_as_if_they_were_simulated_whole(schedule, monkeypatch):
-    made = planner._Planner(SMALL, fabric("switch", 4), 32, 1e12, "fp32")
+    made = LayoutCosts(SMALL, fabric("switch", 4), Speed({1: 1e12}), "fp32")
     costs = (1.0, 1.5, 0.75, 0.1)
     whole = made._timing(schedule, 4, 48, costs)
-    monkeypatch.setattr(planner, "MOST_OPERATIONS", 64)
+    monkeypatch.setattr(layout_costs, "MOST_OPERATIONS", 64)
     assert made._timing(schedule, 4, 48, costs) == pytest.approx(whole)
 
 
@@ -249,3 +263,45 @@ def test_without_overlap_sums_take_their_whole_time(zero):
 def test_what_is_no_speed_is_refused(options):
     with pytest.raises(ArgumentError):
         Speed(**options)
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_bytes_of_replicas_are_those_of_the_estimate(zero):
+    mesh = {"replica": 2, "dp": 2, "pp": 1, "tp": 1}
+    layout = layouts.Layout(mesh, 2, 4, zero, "none", None)
+    sent = LayoutCosts(SMALL, fabric("switch", 4), Speed({1: 1e12}), "fp32").sent(layout)
+    axes = {"replica": 2, "dp": 2}
+    told = estimate(SMALL.model(), "fp32", axes, micro_batches=4, zero=zero).wire
+    assert sent["replica"] == pytest.approx(told["replica gradient"], rel=0.01)
+    assert sent["dp"] == pytest.approx(told["gradient"] + told["parameter"], rel=0.01)
+
+
+def test_long_sequences_are_divided():
+    long = Workload(layers=4, hidden=1024, heads=8, sequence=1 << 16)
+    found = plan(long, 8, memory=40e9, batch=1, top=1)[0]
+    assert found.layout.size("cp") > 1
+    assert found.sent["cp"] > 0
+    short = plan(replace(long, sequence=2048), 8, memory=40e9, batch=32, top=9)
+    assert all(each.layout.size("cp") == 1 for each in short)
+
+
+def test_replicas_are_as_large_as_a_node():
+    network = "rails:gpus=2,nodes=2,bw=1G"
+    found = small_plan(network=network, fixed={"tp": 1, "pp": 1, "zero": 3})
+    assert {each.layout.size("dp") for each in found} == {4, 2}
+    sharded, copied = sorted(found, key=lambda each: -each.layout.size("dp"))
+    assert copied.layout.mesh == {"replica": 2, "dp": 2, "pp": 1, "tp": 1}
+    assert copied.memory > sharded.memory
+
+
+def test_states_are_offloaded_where_nothing_else_helps():
+    speed = Speed({1: 1e12}, host_bytes=1e10)
+    fixed = {"dp": 1, "tp": 1, "pp": 1, "micro_batch": 1}
+    big = Workload(layers=6, hidden=1024, heads=8, sequence=64)
+    given = {"batch": 1, "precision": "fp32", "top": 1, "fixed": fixed}
+    roomy = plan(big, 1, memory=1e12, flops=speed, **given)[0]
+    tight = plan(big, 1, memory=0.7 * roomy.memory, flops=speed, **given)[0]
+    assert (roomy.layout.offload, tight.layout.offload) == ("none", "optimizer")
+    assert tight.parts["offload"] == pytest.approx(2 * tight.states.stored / 1e10, rel=0.01)
+    with pytest.raises(ArgumentError, match="no mesh"):
+        plan(big, 1, memory=0.7 * roomy.memory, flops=1e12, **given)
