@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import Any
@@ -29,14 +30,14 @@ class LayoutCosts:
         """Take the model, what joins the ranks, how fast they are, and the recipe."""
         self.work, self.network, self.speed, self.precision = work, network, speed, precision
         kinds = recipe(precision)
-        self.bytes = dtype_of(kinds.compute or kinds.parameter).itemsize
-        self.gradient_bytes = dtype_of(kinds.gradient).itemsize
-        self.collective_s = lru_cache(maxsize=None)(self._collective_s)
-        self.around_s = lru_cache(maxsize=None)(self._around_s)
-        self.transfer_s = lru_cache(maxsize=None)(self._transfer_s)
-        self.timing = lru_cache(maxsize=None)(self._timing)
-        self.estimated = lru_cache(maxsize=None)(self._estimated)
-        self.roughly = lru_cache(maxsize=None)(self._roughly)
+        self.bytes: int = dtype_of(kinds.compute or kinds.parameter).itemsize
+        self.gradient_bytes: int = dtype_of(kinds.gradient).itemsize
+        self.collective_s: Callable[..., float] = lru_cache(maxsize=None)(self._collective_s)
+        self.around_s: Callable[..., float] = lru_cache(maxsize=None)(self._around_s)
+        self.transfer_s: Callable[..., float] = lru_cache(maxsize=None)(self._transfer_s)
+        self.timing: Callable[..., tuple[float, float]] = lru_cache(maxsize=None)(self._timing)
+        self.estimated: Callable[..., Estimate] = lru_cache(maxsize=None)(self._estimated)
+        self.roughly: Callable[..., float] = lru_cache(maxsize=None)(self._roughly)
 
     @cached_property
     def parameters(self) -> int:
