@@ -28,7 +28,10 @@ class LayoutCosts:
 
     def __init__(self, work: Workload, network: Fabric, speed: Speed, precision: str) -> None:
         """Take the model, what joins the ranks, how fast they are, and the recipe."""
-        self.work, self.network, self.speed, self.precision = work, network, speed, precision
+        self.work: Workload = work
+        self.network: Fabric = network
+        self.speed: Speed = speed
+        self.precision: str = precision
         kinds = recipe(precision)
         self.bytes: int = dtype_of(kinds.compute or kinds.parameter).itemsize
         self.gradient_bytes: int = dtype_of(kinds.gradient).itemsize
