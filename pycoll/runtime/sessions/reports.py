@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from pycoll import _C, errors
@@ -134,6 +135,7 @@ def describe(
     return made
 
 
+_FEW = 16  # ranks that have a line each
 _ADVICE = "The communicator cannot be used any more; make a new one after fixing the cause."
 _ENDS = (errors.PeerLost, errors.PeerLeft, errors.Revoked, errors.CollTimeout)
 _WAYS = {
@@ -182,35 +184,59 @@ def _mismatch(report: dict) -> str:
     sized = all(call.kind.endswith("_v") for call in calls.values())
     field = fields[0] if fields else SIZES if sized else PLANS
     lines = [f"ranks called different things; field '{field}' differs{blame(calls)}"]
-    for rank in ranks:
-        if rank["rank"] in calls:
-            lines.append(f"  rank {rank['rank']}: {calls[rank['rank']]}{_where(rank)}")
-        else:
-            lines.append(f"  rank {rank['rank']}: has not made this call yet")
+    lines += each_says(
+        {
+            rank["rank"]: f"{calls[rank['rank']]}{_where(rank)}"
+            if rank["rank"] in calls
+            else "has not made this call yet"
+            for rank in ranks
+        }
+    )
     kinds = {call.kind for call in calls.values()}
     if field == "count" and (own := f"{kinds.pop()}_v".upper()) in Kind.__members__:
         lines.append(f"Blocks of different sizes are for {own.lower()}.")
     return "\n".join(lines) + "\n" + _ADVICE
 
 
-def _progress(rank: dict) -> str:
-    who = f"rank {rank['rank']}"
+def each_says(said: Mapping[int, str]) -> list[str]:
+    """Return a line for each rank; of more than 16, one for all that say the same, fewest first."""
+    if len(said) <= _FEW:
+        return [f"  rank {rank}: {text}" for rank, text in said.items()]
+    groups: dict[str, list[int]] = {}
+    for rank, text in said.items():
+        groups.setdefault(text, []).append(rank)
+    found = sorted(groups.items(), key=lambda group: len(group[1]))
+    return [f"  {'each of ' * (len(g) > 1)}{_numbers(g)}: {text}" for text, g in found]
+
+
+def _numbers(ranks: Sequence[int]) -> str:
+    """Name ranks, as few numbers as can be: ``ranks 0-5, 7``."""
+    parts: list[str] = []
+    for _, group in groupby(enumerate(sorted(ranks)), key=lambda pair: pair[1] - pair[0]):
+        row = [rank for _, rank in group]
+        parts.append(f"{row[0]}-{row[-1]}" if len(row) > 1 else str(row[0]))
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(parts)}"
+
+
+def _progress(rank: dict, many: bool) -> str:
+    """Say what a rank does; its process is not named where there are many of them."""
     state = _STATES.get(rank["state"], "")
-    process = f" (process {rank['pid']} is {state})" if state and rank["state"] != "R" else ""
+    asleep = state and rank["state"] != "R" and not (many and rank["state"] == "S")
+    process = f" (process {rank['pid']} is {state})" if asleep else ""
     last = Call.unpack(rank["descriptor"], rank["count"])
     if rank["waiting_peer"] >= 0:
         wanted = _WANTED.get(rank["waiting_step"], f"to finish step {rank['waiting_step'] - 1}")
         inside = f"is in {made_at(last, rank['site'])}"
-        return f"{who}: {inside}, waits for rank {rank['waiting_peer']} {wanted}{process}"
+        return f"{inside}, waits for rank {rank['waiting_peer']} {wanted}{process}"
     if not rank.get("answered", True):
         where = f"process {rank['pid']} on {rank['host']}"
-        return f"{who}: does not answer; {where} is busy elsewhere, stopped or dead"
+        return f"does not answer; {where} is busy elsewhere, stopped or dead"
     if not rank["entered"]:
         made = f"last call: {made_at(last, rank['site'])}"
         what = made if rank["descriptor"] else "no call so far"
-        return f"{who}: has not made this call; {what}{process}"
+        return f"has not made this call; {what}{process}"
     reached = _REACHED.get(rank["step"], f"has reached step {rank['step'] - 1} of")
-    return f"{who}: {reached} {made_at(last, rank['site'])}{process}"
+    return f"{reached} {made_at(last, rank['site'])}{process}"
 
 
 def what_ranks_do(session: Any) -> list[str]:
@@ -257,7 +283,8 @@ def _timeout(report: dict) -> str:
     waited = report["ranks"][report["reporter"]]["waiting_s"]
     who = report["ranks"][report["reporter"]]["rank"]
     lines = [f"rank {who} gave up after waiting {waited:.3g} s"]
-    lines += [f"  {_progress(rank)}" for rank in report["ranks"]]
+    ranks = report["ranks"]
+    lines += each_says({rank["rank"]: _progress(rank, len(ranks) > _FEW) for rank in ranks})
     return "\n".join(lines) + "\n" + _ADVICE
 
 

@@ -1,9 +1,12 @@
 """Texts of the program that reach other ranks: of exceptions, reasons, and names of files."""
 
+import threading
+
 import numpy as np
 import pytest
 
-from pycoll.errors import MismatchError, PeerLeft, PeerRejected, Revoked
+from pycoll.errors import CollTimeout, MismatchError, PeerLeft, PeerRejected, Revoked
+from pycoll.runtime.sessions.reports import each_says
 from pycoll.testing import run_threads
 
 X = np.ones(10)
@@ -62,3 +65,31 @@ def test_call_sites_in_modules_of_any_name_and_file(name):
         return str(caught.value).count(r" at caf\udce9.py:1 <module>()")
 
     assert run_threads(2, rank) == [2, 2]
+
+
+def test_many_ranks_that_do_the_same_share_a_line():
+    """So that the one that differs is not lost among hundreds."""
+    n, over = 20, threading.Barrier(20)
+
+    def ranks(comm):
+        text = ""
+        comm.barrier()
+        if comm.rank not in (5, 11):
+            with pytest.raises(CollTimeout) as caught:
+                comm.barrier(timeout=3)
+            text = str(caught.value)
+        over.wait(30)
+        return text
+
+    for text in filter(None, run_threads(n, ranks)):
+        first, odd, *rest = text.splitlines()
+        assert "gave up after waiting 3" in first
+        assert odd.startswith("  each of ranks 5, 11: has not made this call")
+        assert len(rest) < n / 2
+        assert any(line.startswith("  each of ranks 0-4, 6-10") for line in rest)
+
+
+def test_of_few_ranks_each_has_a_line():
+    said = {rank: "same" for rank in range(16)}
+    assert each_says(said) == [f"  rank {rank}: same" for rank in range(16)]
+    assert each_says({**said, 16: "other"}) == ["  rank 16: other", "  each of ranks 0-15: same"]
