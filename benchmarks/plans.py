@@ -41,7 +41,7 @@ def chosen(n, dtypes):
         orders = ("tree", "rank", "any") if spec.reduces else (None,)
         types = dtypes if spec.reduces else dtypes[:1]
         for order, dtype, place, nbytes in itertools.product(orders, types, PLACES, SIZES):
-            if dtype is not None and spec.reduces:
+            if spec.reduces:
                 wide = working_dtype(name, n, dtype, ReduceOp.SUM, order)
                 nbytes, dtype = nbytes * wide.itemsize // dtype.itemsize, wide
             choice = select(name, nbytes, n, order=order, dtype=dtype, **place)

@@ -2,9 +2,9 @@
 
     python benchmarks/startup.py 64 128 --mpiexec /path/to/mpich/bin/mpiexec
 
-Every rank imports NumPy and the library, waits until all have done that, joins, sums 8 numbers with
-all others, checks them and ends. Each further launcher runs the same program of mpi4py, with the
-Python beside it. All of them take turns.
+Every rank imports NumPy and the library, waits until all have done that and a second more, joins,
+sums 8 numbers with all others, checks them and ends. Each further launcher runs the same program of
+mpi4py, with the Python beside it. All of them take turns.
 """
 
 import statistics

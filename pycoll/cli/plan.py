@@ -39,7 +39,7 @@ def add_parser(subparsers: Any) -> None:
     add("--network", metavar="KIND:NAME=VALUE,...", help="see above (rails)")
     add("--flops", help="operations per second that a rank achieves (140T)")
     host = "bytes per second to where optimizer states can be offloaded: 25G (nowhere)"
-    add("--host", type=size, default=0, metavar="BYTES", help=host)
+    add("--host", metavar="SPEED", help=host)
     add("--precision", choices=sorted(RECIPES), default="bf16", help="recipe (bf16)")
     add("--top", type=int, default=5, help="how many meshes (5)")
     add("--fix", action="append", default=[], metavar="NAME=VALUE", help=f"of {', '.join(CHOICES)}")
@@ -57,7 +57,7 @@ def main(args: argparse.Namespace) -> int:
         return _measure(args) if under_launcher() else main_of_pycoll(args.ranks, _words(args))
     work = workload(args.model)
     network = args.network or "rails"
-    speed = Speed({1: per_second(args.flops or "140T")}, host_bytes=args.host)
+    speed = Speed({1: per_second(args.flops or "140T")}, host_bytes=_host(args))
     found = _plan(args, network, speed)
     print(
         f"{work.parameters / 1e9:.3g} billion parameters, {args.batch} sequences of "
@@ -84,6 +84,10 @@ def _plan(args: argparse.Namespace, network: str, flops: Speed) -> list[Predicti
     return plan(workload(args.model), args.ranks, fixed=dict(map(_chosen, args.fix)), **given)
 
 
+def _host(args: argparse.Namespace) -> float:
+    return per_second(args.host) if args.host else 0.0
+
+
 def _words(args: argparse.Namespace) -> list[str]:
     """Return the arguments with which each rank is started."""
     words = ["plan", "--measure"]
@@ -102,10 +106,10 @@ def _measure(args: argparse.Namespace) -> int:
     with pycoll.init() as comm:
         network = args.network or plan_steps.network(comm)
         if args.flops:
-            speed = Speed({1: per_second(args.flops)}, host_bytes=args.host)
+            speed = Speed({1: per_second(args.flops)}, host_bytes=_host(args))
         else:
             speed = plan_steps.speed(comm, work, args.batch, args.precision)
-            speed = replace(speed, host_bytes=args.host)
+            speed = replace(speed, host_bytes=_host(args))
         rows = []
         for each in _plan(args, network, speed):
             found = plan_steps.measured(comm, work, each.layout, args.precision)

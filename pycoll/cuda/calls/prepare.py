@@ -114,6 +114,10 @@ class DeviceCaller(Caller):
         prepared.gathers = (InputCopy(prepared.in_ptr, given),) if copied else ()
         return prepared
 
+    def _rounds_at_the_end(self, request: CallRequest, op: ReduceOp, source: ArrayView) -> bool:
+        """Tell that results are in the type of the arrays; nothing is rounded after a call."""
+        return False
+
     def view(self, x: Any, what: str) -> ArrayView:
         """Look at an array on the device."""
         v = arrays.device_view(x, what, self.stream)

@@ -97,11 +97,8 @@ class LayoutCosts:
 
     def _data_s(self, layout: Layout, m: int, ahead: float, back: float) -> float:
         """Return what sums over data-parallel ranks take beyond what passes hide."""
-        group, near, replicas = (
-            layout.size("dp", "cp"),
-            layout.size("tp", "pp"),
-            layout.size("replica"),
-        )
+        group, near = layout.size("dp", "cp"), layout.size("tp", "pp")
+        replicas = layout.size("replica")
         own, reduced, gathered, across = self.parameters / near, 0.0, 0.0, 0.0
         if group > 1:
             reduced = self.collective_s(group, near, own * self.gradient_bytes)
@@ -232,6 +229,7 @@ class LayoutCosts:
         chunks = find(layout.schedule).chunks if layout.schedule else 1
         own = self.parameters / (tp * pp) * (dp - 1) / dp
         scattered, gathered = own * self.gradient_bytes, own * self.bytes
+        shard = self.parameters / (tp * pp * dp) * self.gradient_bytes
         data = {
             0: 2 * scattered,
             1: scattered + gathered,
@@ -239,12 +237,7 @@ class LayoutCosts:
             3: m * (scattered + 2 * gathered),
         }
         return {
-            "replica": 2
-            * (replicas - 1)
-            / replicas
-            * self.parameters
-            / (tp * pp * dp)
-            * self.gradient_bytes,
+            "replica": 2 * (replicas - 1) / replicas * shard,
             "dp": data[layout.zero],
             "cp": m * work.layers / pp * 3 * (cp - 1) * 2 * size / tp,
             "pp": 2 * m * size * chunks if pp > 1 else 0.0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -43,10 +44,7 @@ class Layout:
 
     def size(self, *axes: str) -> int:
         """Return the number of ranks along some axes."""
-        found = 1
-        for axis in axes:
-            found *= self.mesh.get(axis, 1)
-        return found
+        return math.prod(self.mesh.get(axis, 1) for axis in axes)
 
     @property
     def choices(self) -> dict[str, Any]:

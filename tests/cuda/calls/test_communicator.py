@@ -15,6 +15,7 @@ from pycoll.config import Config
 from pycoll.cuda.transports import nccl
 from pycoll.errors import ArgumentError, CudaUnavailable, MismatchError, PeerRejected
 from pycoll.runtime.calls.prepared import CallRequest
+from pycoll.runtime.selection import select
 from pycoll.schedule.ir import IN, OUT, algorithm, at, fold
 from pycoll.schedule.language.collectives import COLLECTIVES
 from pycoll.testing import run_threads
@@ -62,6 +63,19 @@ def test_every_algorithm(world, entry):
         for got in results:
             assert (got is None) == (want[r] is None)
             assert got is None or oracle.differences(got, want[r]) == ""
+
+
+def test_scans_of_few_bits_are_rounded_once_on_the_device(world, monkeypatch):
+    """Whatever the number of ranks: only arrays of the host are made wider for a call."""
+    monkeypatch.setattr(select, "FEW_N", 2)
+    parts = [oracle.random(np.random.default_rng(r), "float16", 33) for r in range(4)]
+    want = oracle.expected("scan", parts, order="rank")
+
+    def rank(comm):
+        return comm.scan(DeviceArray(parts[comm.rank].copy())).get()
+
+    for r, got in enumerate(run_threads(4, rank, config=world)):
+        assert oracle.differences(got, want[r]) == ""
 
 
 def test_background_calls_and_streams(world, host_kernels):
