@@ -3,13 +3,14 @@
     python benchmarks/predictions.py --hosts 2 3 4
 
 Each "host" is a network namespace with a rank, whose link `tc tbf` limits. The constants
-of the network are those that `pycoll tune` measures, on the same ranks in the same run; the links'
-speed is what the limit says. Every algorithm of a collective then runs at every size, all of them
+of the network are those that `pycoll tune` measures, on two of the ranks in the same run; the
+links' speed is what the limit says. All hosts share the cores of one machine: what a message costs
+these is measured on all ranks. Every algorithm of a collective then runs at every size, all of them
 taking turns. `simulate` predicts each: its rounds, and before them those in which ranks agree that
 they make the same call. Printed is by how much predictions are off, and how often the order of two
-algorithms is right. Pairs whose order the measurement itself does not tell are left out and
-counted: those whose medians differ by less than a tenth, and those of which one was faster in some
-turns and the other one in others.
+algorithms is right; algorithms predicted the same count as wrong. Pairs whose order the measurement
+itself does not tell are left out and counted: those whose medians differ by less than a tenth, and
+those of which one was faster in some turns and the other one in others.
 
 It needs root, iproute2 and util-linux, and says so where it cannot run.
 """
@@ -24,7 +25,9 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from operator import attrgetter
 from pathlib import Path
+from typing import NamedTuple
 
 import hosts as namespaces
 import numpy as np
@@ -37,16 +40,29 @@ from pycoll.runtime.calls.plans import LINK_LIMITS
 from pycoll.runtime.selection.select import SelectionRequest, of_collective, parameters
 from pycoll.schedule.cost.cost import active, peers_of
 from pycoll.schedule.cost.fabric import Fabric
+from pycoll.schedule.cost.network import Network
 from pycoll.schedule.cost.simulate import Loads, simulate
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
 WIRE = 1448 / 1514  # what is left of a link's bytes behind the headers of Ethernet, IP and TCP
 SIZES = (*(64 << 3 * i for i in range(7)), 64 << 20)
 TURNS, TURN_S = 5, 0.02
+REST_S = 0.003  # in which a link's bucket fills
 MOST_S = 2.0  # predicted: algorithms that would take longer are left out
 PROGRAM = Path(__file__).resolve()
 ROOTED = ("broadcast",)  # agreed upon whatever their size
 IN_FLIGHT = 4  # segments at a time
+CONSTANTS = ("call", "far_alpha", "far_beta", "sigma", "gamma")
+PACKET = 1448  # bytes; TCP acknowledges more than one packet at once, which is one more packet
+
+
+class Cores(NamedTuple):
+    """What calls cost the cores that all ranks share, in seconds."""
+
+    call: float  # however few messages
+    message: float
+    acknowledged: float  # more for a message of several packets
+    byte: float
 
 
 def schedules(collective, n, nbytes):
@@ -57,37 +73,43 @@ def schedules(collective, n, nbytes):
             yield algorithm.name, algorithm.schedule(n, **parameters(algorithm, request))
 
 
-def most_chunks(schedule):
-    """Return the most chunks of a message."""
-    ranks, most = schedule.all_ranks(), 0
+def messages(schedule):
+    """List the chunks of every message."""
+    ranks, found = schedule.all_ranks(), []
     for fold in itertools.chain.from_iterable(schedule.rounds(ranks)):
         count = active(fold, len(ranks))
         for _, peer in peers_of(fold, ranks):
-            most = max(most, int(np.where(peer != ranks, count, 0).max()))
-    return most
+            chunks = np.where(peer != ranks, count, 0)
+            found += chunks[chunks > 0].tolist()
+    return found
 
 
-def predict(schedule, rooted, nbytes, machine, mbit):
+def predict(schedule, rooted, nbytes, machine, cores, mbit):
     """Return the predicted seconds of a call, one of many in a row.
 
     A call whose messages are large, or that has a root, begins with a dissemination. Payload moves
     in segments, of which some are under way at a time: the first takes all rounds, and each further
     one as long as the busiest port needs for it, or its share of the rounds. `tbf` lets
     `namespaces.BURST` bytes pass at once and limits the average: so links are as fast as they were
-    measured to be, but a call takes no less than its busiest port does at the limit.
+    measured to be, but a call takes no less than its busiest port does at the limit, and no less
+    than the shared cores do for the messages of all ranks.
     """
-    n = schedule.n
+    n, sent = schedule.n, messages(schedule)
     bw, limit = 1 / machine.far_beta, mbit * 1e6 / 8 * WIRE
     fabric = Fabric(n, bw, machine.far_alpha, gap=machine.sigma, fold=1 / machine.gamma)
     chunk = nbytes / max(1, schedule.chunks)
-    eager = most_chunks(schedule) * chunk <= LINK_LIMITS["eager_bytes"]
-    agreement = (n - 1).bit_length() * machine.far_alpha if rooted or not eager else 0.0
+    eager = max(sent) * chunk <= LINK_LIMITS["eager_bytes"]
+    agreeing = (n - 1).bit_length() if rooted or not eager else 0
     count = 1 if eager else math.ceil(chunk / LINK_LIMITS["segment_bytes"])
     loads = Loads()
     first = float(simulate(schedule, nbytes / count, fabric, loads=loads).max())
     busiest = float(np.max(loads.busy))
     rest = (count - 1) * max(busiest, first / min(IN_FLIGHT, count))
-    return machine.call + agreement + max(first + rest, count * busiest * bw / limit)
+    large = sum(chunks * chunk / count > PACKET for chunks in sent)
+    work = (n * agreeing + count * len(sent)) * cores.message
+    work += count * large * cores.acknowledged + sum(sent) * chunk * cores.byte
+    network = agreeing * machine.far_alpha + max(first + rest, count * busiest * bw / limit)
+    return max(machine.call + network, cores.call + work)
 
 
 def call_of(comm, collective, name, nbytes):
@@ -120,34 +142,88 @@ def measure(comm, call):
     return comm.all_reduce((time.perf_counter() - start) / count, "max")
 
 
+def network_of(comm):
+    """Return the constants of the network, measured by two ranks alone."""
+    pair, found = comm.split(0 if comm.rank < 2 else None), np.zeros(len(CONSTANTS))
+    if pair is not None:
+        with pair:
+            found[:] = attrgetter(*CONSTANTS)(machine_of(pair))
+    return Network(**dict(zip(CONSTANTS, comm.broadcast(found).tolist(), strict=True)))
+
+
+class Probes:
+    """Calls of known numbers of messages, timed now and then; what these cost the shared cores.
+
+    With `one_shot` every rank sends its vector to every other, with `two_shot_push` a part of it
+    and, later, a part of the sum.
+    """
+
+    def __init__(self, comm):
+        n, self.comm = comm.world_size, comm
+        sizes = {"small": 4 * n, "large": 2 * PACKET, "larger": 12 * PACKET}
+        one = {
+            which: call_of(comm, "all_reduce", "one_shot", size) for which, size in sizes.items()
+        }
+        self.calls = {"once": one["small"], "acknowledged": one["large"]}
+        self.calls["twice"] = call_of(comm, "all_reduce", "two_shot_push", sizes["small"])
+        self.rested = {"few bytes": one["large"], "many bytes": one["larger"]}
+        self.took = {name: [] for name in (*self.calls, *self.rested)}
+        self.count, self.more = n * (n - 1), sizes["larger"] - sizes["large"]
+
+    def take(self):
+        """Time each of them."""
+        for name, call in self.calls.items():
+            self.took[name].append(measure(self.comm, call))
+        for name, call in self.rested.items():
+            self.took[name] += [self.alone(call) for _ in range(5)]
+
+    def alone(self, call):
+        """Return the seconds of a call that finds links at rest: no limit holds it."""
+        self.comm.barrier()
+        time.sleep(REST_S)
+        self.comm.barrier()
+        start = time.perf_counter()
+        call()
+        return self.comm.all_reduce(time.perf_counter() - start, "max")
+
+    def cores(self):
+        """Return what messages cost the cores."""
+        took = {name: statistics.median(each) for name, each in self.took.items()}
+        message = max(0.0, took["twice"] - took["once"]) / self.count
+        acknowledged = max(0.0, took["acknowledged"] - took["once"]) / self.count
+        byte = max(0.0, took["many bytes"] - took["few bytes"]) / self.count / self.more
+        return Cores(took["once"] - self.count * message, message, acknowledged, byte)
+
+
 def rank(out, mbit, sizes):
     """Write for every case what is predicted and what was measured."""
     rows = []
     with pycoll.init(timeout=60, tuning="off") as comm:
-        machine = machine_of(comm)
+        n, machine, probes = comm.world_size, network_of(comm), Probes(comm)
+        usual = Cores(0.0, machine.far_alpha / n, 0.0, 0.0)
         for collective, nbytes in itertools.product(COLLECTIVES, sizes):
-            n = comm.world_size
-            seconds = {
-                name: predict(schedule, collective in ROOTED, nbytes, machine, mbit)
-                for name, schedule in schedules(collective, n, nbytes)
-            }
-            calls = {
-                name: call_of(comm, collective, name, nbytes)
-                for name, predicted in seconds.items()
-                if predicted < MOST_S
-            }
-            found = {name: [] for name in calls}
+            rooted = collective in ROOTED
+            found, made = {}, dict(schedules(collective, n, nbytes))
+            for name, schedule in made.items():
+                if predict(schedule, rooted, nbytes, machine, usual, mbit) < MOST_S:
+                    found[name] = []
+            calls = {name: call_of(comm, collective, name, nbytes) for name in found}
             for turn in range(TURNS):
                 for name in sorted(calls, reverse=turn % 2):
                     found[name].append(measure(comm, calls[name]))
+            probes.take()
             rows += [
-                [n, collective, nbytes, name, seconds[name], statistics.median(took), took]
-                for name, took in found.items()
+                [made[name], rooted, collective, nbytes, name, took] for name, took in found.items()
             ]
+        cores = probes.cores()
         if comm.rank == 0:
-            names = ("call", "far_alpha", "far_beta", "sigma", "gamma")
-            constants = {name: getattr(machine, name) for name in names}
-            Path(out).write_text(json.dumps({"rows": rows, "machine": constants}))
+            constants = {name: getattr(machine, name) for name in CONSTANTS}
+            constants |= {f"cores' {name}": value for name, value in cores._asdict().items()}
+            table = []
+            for schedule, rooted, *case, took in rows:
+                predicted = predict(schedule, rooted, case[1], machine, cores, mbit)
+                table.append([n, *case, predicted, statistics.median(took), took])
+            Path(out).write_text(json.dumps({"rows": table, "machine": constants}))
 
 
 def run(hosts, mbit, sizes):
@@ -175,7 +251,7 @@ def pairs(rows):
             if len(set(faster)) > 1 or max(a[5], b[5]) <= 1.1 * min(a[5], b[5]):
                 found["within noise"] += 1
             elif max(a[4], b[4]) <= 1.01 * min(a[4], b[4]):
-                found["predicted the same"] += 1
+                found["same"] += 1
             else:
                 found["right" if (a[4] < b[4]) == faster[0] else "wrong"] += 1
     return found
@@ -200,12 +276,14 @@ def main():
     for hosts in args.hosts:
         found = run(hosts, args.mbit, args.sizes)
         cases.append(found)
+        if args.save:
+            args.save.write_text(json.dumps(cases))
         rows = found["rows"]
         told = pairs(rows)
-        ordered = told["right"] + told["wrong"]
+        ordered = told["right"] + told["wrong"] + told["same"]
         by_size = [f"{off([r for r in rows if r[2] == size]):.1%}" for size in args.sizes]
         right = f"{told['right'] / ordered:.1%} of {ordered}" if ordered else "-"
-        rest = [str(told[which]) for which in ("predicted the same", "within noise")]
+        rest = [str(told[which]) for which in ("same", "within noise")]
         lines.append([str(hosts), str(len(rows)), f"{off(rows):.1%}", *by_size, right, *rest])
         constants = ", ".join(f"{name} {value:.3g}" for name, value in found["machine"].items())
         print(f"{hosts} hosts: {constants}", flush=True)
@@ -214,11 +292,9 @@ def main():
             times = f"{predicted * 1e6:10.1f} {took * 1e6:10.1f} us {predicted / took:6.2f}"
             print(f"   {case:40}{times}")
     sizes = map(pages.size, args.sizes)
-    head = ["hosts", "cases", "off, median", *sizes, "order right", "predicted the same"]
-    head.append("within noise")
+    head = ["hosts", "cases", "off, median", *sizes, "order right"]
+    head += ["of these predicted the same", "within noise"]
     print("\n".join(pages.table(head, lines)))
-    if args.save:
-        args.save.write_text(json.dumps(cases))
 
 
 if __name__ == "__main__":
