@@ -38,7 +38,7 @@ def add_parser(subparsers: Any) -> None:
     add("--batch", type=int, required=True, help="sequences of a step, over all ranks")
     add("--network", metavar="KIND:NAME=VALUE,...", help="see above (rails)")
     add("--flops", help="operations per second that a rank achieves (140T)")
-    host = "bytes per second to where optimizer states can be offloaded: 25G (nowhere)"
+    host = "bytes per second to where states and activations can be offloaded: 25G (nowhere)"
     add("--host", metavar="SPEED", help=host)
     add("--precision", choices=sorted(RECIPES), default="bf16", help="recipe (bf16)")
     add("--top", type=int, default=5, help="how many meshes (5)")

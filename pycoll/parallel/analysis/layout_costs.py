@@ -11,6 +11,7 @@ from pycoll.algorithms import find as find_algorithm
 from pycoll.parallel.analysis.estimate import Estimate, estimate
 from pycoll.parallel.analysis.layouts import Layout
 from pycoll.parallel.analysis.workload import Speed, Workload
+from pycoll.parallel.engine.offload import LAYERS
 from pycoll.parallel.pipeline.registry import find
 from pycoll.parallel.pipeline.timing import Costs, simulate
 from pycoll.parallel.precision import dtype_of, recipe
@@ -68,20 +69,24 @@ class LayoutCosts:
         repeated = rate * layers * again[layout.recompute]
         size = work.sequence / cp * b * work.hidden * self.bytes
         sums = layers * self.collective_s(tp, 1, size) if tp > 1 else 0.0
-        waits = layers * self._context_s(layout, rate)
+        waits, returns = (layers * each for each in self._context_s(layout, rate))
         times = 4 if layout.recompute == "full" else 2
-        ahead, back = 2 * sums + waits, times * sums + (2 + (times == 4)) * waits
+        returns += waits * (times == 4)
+        ahead, back = 2 * sums + waits, times * sums + returns
+        stored = self._stored_s(layout, forward, 2 * forward + repeated)
         parts = {
             "compute": 3 * m * forward,
             "recompute": m * repeated,
             "tensor": m * (2 + times) * sums,
-            "context": m * (3 + (times == 4)) * waits,
+            "context": m * (waits + returns),
+            "offload": m * sum(stored),
         }
         work_s, bubble = sum(parts.values()), 0.0
         parts["bubble"] = 0.0
         if layout.schedule is not None:
             transfer = self.transfer_s(tp, size)
-            costs = (forward + ahead, forward + repeated + back, forward, transfer)
+            goes, comes = stored
+            costs = (forward + ahead + goes, forward + repeated + back + comes, forward, transfer)
             chunks = 3 if layout.schedule == "zb_h1" else find(layout.schedule).chunks
             total = work_s + (pp - 1) * (sum(costs[:3]) / chunks + 2 * transfer)
             if exact:
@@ -89,11 +94,29 @@ class LayoutCosts:
             parts["bubble"] = max(0.0, total - work_s)
         updated = self.parameters / (tp * pp * (layout.size("dp", "cp") if layout.zero else 1))
         parts["update"] = updated * self.speed.update_s
-        parts["offload"] = 0.0
-        if layout.offload != "none":  # each is fetched and put back
-            parts["offload"] = 2 * updated * self.stored_bytes / self.speed.host_bytes
+        if layout.offloads("optimizer"):  # each is fetched and put back
+            parts["offload"] += 2 * updated * self.stored_bytes / self.speed.host_bytes
         parts["data"] = self._data_s(layout, m, forward + ahead, 2 * forward + repeated + back)
         return parts, bubble
+
+    def _stored_s(self, layout: Layout, ahead: float, back: float) -> tuple[float, float]:
+        """Return what passes wait for activations that go elsewhere, and that come back.
+
+        Each layer's go while the next ones run forward, and come while those above run backward.
+        """
+        if not layout.offloads("activations"):
+            return 0.0, 0.0
+        layers = self.work.layers / layout.size("pp")
+        taken = layers * self._layer_bytes(layout, layout.recompute) / self.speed.host_bytes
+        if not self.speed.overlap:
+            return taken, taken
+        return max(0.0, taken - ahead), max(0.0, taken - back)
+
+    def _layer_bytes(self, layout: Layout, recompute: str) -> float:
+        """Return the bytes of activations that a layer keeps of a micro-batch."""
+        work = replace(self.work, sequence=self.work.sequence // layout.size("cp"))
+        held = work.activation_bytes(layout.micro_batch, layout.size("tp"), recompute)
+        return held * self.bytes / 2
 
     def _data_s(self, layout: Layout, m: int, ahead: float, back: float) -> float:
         """Return what sums over data-parallel ranks take beyond what passes hide."""
@@ -117,19 +140,26 @@ class LayoutCosts:
             return max(0.0, half + across - back) + whole
         return max(0.0, reduced - back)
 
-    def _context_s(self, layout: Layout, rate: float) -> float:
-        """Return what a layer waits for the keys and values of others, forward.
+    def _context_s(self, layout: Layout, rate: float) -> tuple[float, float]:
+        """Return what a layer waits for the keys and values of others, forward and backward.
 
         They go round while those at hand are used. The backward pass computes twice as much, and
-        sends their gradients, too.
+        the gradients of keys and values go round, too, and home.
         """
         tp, pp, cp = (layout.size(axis) for axis in ("tp", "pp", "cp"))
         if cp == 1:
-            return 0.0
-        work = self.work
-        both = 2 * work.sequence * layout.micro_batch * work.hidden / tp * self.bytes
-        hidden = rate * work.attention_flops() * (cp - 1) / cp if self.speed.overlap else 0.0
-        return max(0.0, self.around_s(cp, tp * pp, both) - hidden)
+            return 0.0, 0.0
+        values, gradients = self._moved(layout)
+        hidden = rate * self.work.attention_flops() if self.speed.overlap else 0.0
+        there = self.around_s(cp, tp * pp, cp * values) - hidden * (cp - 1) / cp
+        home = cp / (cp - 1) * self.around_s(cp, tp * pp, cp * gradients) - hidden
+        return max(0.0, there), max(0.0, there + home)
+
+    def _moved(self, layout: Layout) -> tuple[float, float]:
+        """Return the bytes of the keys and values of a rank in a layer, and of their gradients."""
+        part = self.work.sequence / layout.size("cp") * layout.micro_batch
+        count = 2 * part * self.work.hidden / layout.size("tp")
+        return count * self.bytes, count * max(4, self.bytes)
 
     def _around_s(self, size: int, stride: int, nbytes: float) -> float:
         """Return the seconds in which the parts of all ranks of a group go round."""
@@ -201,12 +231,15 @@ class LayoutCosts:
 
     def _activations(self, layout: Layout, stage: int, live: float) -> float:
         """Return the bytes of activations that a stage holds at most, of ``live`` micro-batches."""
-        tp, pp, b = layout.size("tp"), layout.size("pp"), layout.micro_batch
-        work = replace(self.work, sequence=self.work.sequence // layout.size("cp"))
-        kept = live * work.layers / pp * work.activation_bytes(b, tp, layout.recompute)
-        one = work.activation_bytes(b, tp, "none") if layout.recompute != "none" else 0.0
-        logits = work.logits_bytes(b, tp) if stage == pp - 1 else 0.0
-        return (kept + one) * self.bytes / 2 + logits
+        pp, tokens = layout.size("pp"), self.work.sequence // layout.size("cp")
+        layers = live * self.work.layers / pp
+        if layout.offloads("activations"):
+            layers = min(layers, LAYERS + 2)  # being written, at work, and read for the next
+        kept = layers * self._layer_bytes(layout, layout.recompute)
+        one = self._layer_bytes(layout, "none") if layout.recompute != "none" else 0.0
+        work, last = replace(self.work, sequence=tokens), stage == pp - 1
+        logits = work.logits_bytes(layout.micro_batch, layout.size("tp")) if last else 0.0
+        return kept + one + logits
 
     def least_memory(self, layout: Layout) -> float:
         """Return bytes that a layout needs at least, without counting each layer."""
@@ -226,6 +259,8 @@ class LayoutCosts:
         dp, replicas = layout.size("dp", "cp"), layout.size("replica")
         size = work.sequence / cp * layout.micro_batch * work.hidden * self.bytes
         times = 6 if layout.recompute == "full" else 4
+        values, gradients = self._moved(layout)
+        around = times // 2 * (cp - 1) * values + cp * gradients
         chunks = find(layout.schedule).chunks if layout.schedule else 1
         own = self.parameters / (tp * pp) * (dp - 1) / dp
         scattered, gathered = own * self.gradient_bytes, own * self.bytes
@@ -239,7 +274,7 @@ class LayoutCosts:
         return {
             "replica": 2 * (replicas - 1) / replicas * shard,
             "dp": data[layout.zero],
-            "cp": m * work.layers / pp * 3 * (cp - 1) * 2 * size / tp,
+            "cp": m * work.layers / pp * around if cp > 1 else 0.0,
             "pp": 2 * m * size * chunks if pp > 1 else 0.0,
             "tp": m * work.layers / pp * times * 2 * (tp - 1) / tp * size,
         }

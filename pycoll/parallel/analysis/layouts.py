@@ -14,6 +14,7 @@ from pycoll.parallel.pipeline.registry import find
 SCHEDULES = ("1f1b", "interleaved:2", "zb_h1")
 AXES = ("replica", "dp", "cp", "pp", "tp")
 CHOICES = (*AXES, "micro_batch", "zero", "recompute", "offload", "schedule")
+OFFLOADS = ("none", "optimizer", "activations", "all")
 MICRO_BATCHES = (1, 2, 4, 8, 16)
 """Sizes of a micro-batch that are looked at, in sequences."""
 LONG = 4096
@@ -41,6 +42,10 @@ class Layout:
     recompute: str
     schedule: str | None
     offload: str = "none"
+
+    def offloads(self, what: str) -> bool:
+        """Tell whether the optimizer's states, or activations, are elsewhere."""
+        return self.offload in (what, "all")
 
     def size(self, *axes: str) -> int:
         """Return the number of ranks along some axes."""
@@ -138,7 +143,7 @@ class Space:
                     continue
                 for recompute in ("none", "selective", "full"):
                     for zero in stages:
-                        for offload in ("none", "optimizer") if self.offload else ("none",):
+                        for offload in OFFLOADS if self.offload else OFFLOADS[:1]:
                             yield mesh, micro, m, zero, recompute, schedule, offload
 
     def _possible(self, schedule: str | None, pp: int, m: int) -> bool:

@@ -25,7 +25,7 @@ _PARTS = {
     "recompute": "computing again",
     "tensor": "tensor-parallel sums",
     "context": "keys and values of other ranks",
-    "offload": "optimizer states that come and go",
+    "offload": "what comes and goes that is offloaded",
     "bubble": "bubble and transfers of the pipeline",
     "data": "gradients and parameters that are not hidden",
 }

@@ -109,8 +109,8 @@ class Speed:
         update_s: Seconds of a step for each parameter that the rank updates, on top.
         overlap: Whether passes hide sums over data-parallel ranks. Where processors do both, the
             time of each adds up.
-        host_bytes: Bytes per second to where optimizer states can be offloaded: the memory of the
-            host, or a file. 0: nowhere, they stay.
+        host_bytes: Bytes per second, in each direction, to where optimizer states and activations
+            can be offloaded: the memory of the host, or a file. 0: nowhere, they stay.
     """
 
     flops: Mapping[int, float]

@@ -11,7 +11,7 @@ context", arXiv 2310.01889, section 3; zigzag: Brandon et al., "Striped attentio
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -48,7 +48,8 @@ class RingAttention(CausalAttention):
 
     ``[b, s / n, heads * 3 * width]`` -> ``[b, s / n, heads * width]``.
 
-    Cost: forward n - 1 messages of keys and values, backward 2 n - 1 of the same size.
+    Cost: forward n - 1 messages of keys and values, backward as many, and n of their gradients,
+    which are float32 where keys have 16 bits.
 
     Attributes are those of `CausalAttention`, and:
         context: How the sequence is divided: ``zigzag`` or ``ring``.
@@ -65,11 +66,12 @@ class RingAttention(CausalAttention):
     def forward(self, params: Params, x: Array) -> tuple[Array, Any]:
         """Return the output; saves input, output and sums of exponentials."""
         self._check(x)
-        q, k, v = (widen(part) for part in self._heads(x))
-        xp = namespace(x)
+        xp, (q, *own) = namespace(x), self._heads(x)
+        q = widen(q)
         y, top = xp.zeros_like(q), xp.full_like(q[..., :1], -np.inf)
         total = xp.zeros_like(top)
-        for source, (keys, values), _ in self._round((k, v)):
+        for source, parts, _ in self._round(own):
+            keys, values = map(widen, parts)
             for block in self._blocks(x, source):
                 rows = block.queries
                 scores = self._scores(q, keys, block)
@@ -92,11 +94,13 @@ class RingAttention(CausalAttention):
         """Return the gradients of queries, keys and values, as they lie in the input."""
         x, y, total = saved
         xp = namespace(x)
-        q, k, v = (widen(part) for part in self._heads(x))
+        q, *moved = self._heads(x)
+        q = widen(q)
         shape = (*x.shape[:2], self.heads // self.ranks, self.width)
         dout = xp.moveaxis(xp.reshape(widen(dy), shape), 1, 2)
         weight, dq = row_dot(dout, y), xp.zeros_like(q)
-        for source, (keys, values), landing in self._round((k, v), home=True):
+        for source, parts, landing in self._round(moved, home=True):
+            keys, values = map(widen, parts)
             for block in self._blocks(x, source):
                 rows, columns = block.queries, block.keys
                 p = xp.exp(self._scores(q, keys, block) - total[:, :, rows])
@@ -159,7 +163,7 @@ class RingAttention(CausalAttention):
         return None if keep is None else move_to(keep, x)
 
     def _round(
-        self, own: tuple[Array, ...], home: bool = False
+        self, own: Sequence[Array], home: bool = False
     ) -> Iterator[tuple[int, tuple[Array, ...], _Shift]]:
         """Yield the arrays of each rank, first one's own, while the next ones are on their way.
 
@@ -168,8 +172,8 @@ class RingAttention(CausalAttention):
         """
         context: Any = self.context
         n, rank, xp = context.comm.world_size, context.comm.rank, namespace(own[0])
-        back = tuple(map(xp.zeros_like, own)) if home else ()
-        parts, landing = own, _Shift(context, back, moves=False)
+        back = tuple(xp.zeros_like(widen(part)) for part in own) if home else ()
+        parts, landing = tuple(own), _Shift(context, back, moves=False)
         following = landing
         try:
             for step in range(n):

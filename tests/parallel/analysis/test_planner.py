@@ -59,6 +59,62 @@ def test_a_layout_runs_and_holds_what_was_predicted(place):
         assert ledgers == [(prediction.states.peak, prediction.states.at_rest)] * 4
 
 
+def test_activations_are_offloaded_where_nothing_else_helps():
+    """Layers are many and wide; running them again is ruled out."""
+    big = Workload(layers=48, hidden=256, heads=4, sequence=1024)
+    fixed = {"dp": 1, "tp": 1, "pp": 1, "micro_batch": 4, "recompute": "none"}
+    given = {"batch": 4, "top": 1, "fixed": fixed, "network": "switch"}
+    slow, fast = (Speed({1: 1e12}, host_bytes=rate) for rate in (1e9, 1e12))
+    roomy = plan(big, 1, memory=1e12, flops=fast, **given)[0]
+    tight = plan(big, 1, memory=0.5 * roomy.memory, flops=fast, **given)[0]
+    assert (roomy.layout.offload, tight.layout.offload) == ("none", "activations")
+    assert tight.activations < 0.25 * roomy.activations
+    assert tight.parts["offload"] == 0  # hidden behind the layers
+    waits = plan(big, 1, memory=0.5 * roomy.memory, flops=slow, **given)[0].parts["offload"]
+    assert 0 < waits < 2 * roomy.activations / 1e9
+    with pytest.raises(ArgumentError, match="no mesh"):
+        plan(big, 1, memory=0.5 * roomy.memory, flops=1e12, **given)
+
+
+class Counting:
+    """A communicator that counts the bytes that it sends in messages of floating-point numbers."""
+
+    def __init__(self, comm):
+        self.comm, self.sent = comm, 0
+
+    def __getattr__(self, name):
+        return getattr(self.comm, name)
+
+    def isend(self, x, *args):
+        self.sent += x.nbytes
+        return self.comm.isend(x, *args)
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("cp", [2, 4])
+def test_bytes_along_the_context_are_those_that_the_ring_sends(cp, precision, recompute):
+    work = replace(SMALL, sequence=16)
+    fixed = {"cp": cp, "dp": 1, "tp": 1, "pp": 1, "recompute": recompute, "offload": "none"}
+    given = {"memory": 1e9, "batch": 4, "precision": precision, "top": 1, "fixed": fixed}
+    prediction = plan(work, cp, **given)[0]
+    layout = prediction.layout
+    sizes = (work.hidden, work.heads, work.layers, work.vocabulary, work.sequence)
+
+    def rank(comm):
+        mesh = Mesh(comm, **without_pp(layout))
+        counting = Counting(mesh.cp)
+        model = GPT(TransformerConfig(*sizes, context=Context(counting)), seed=0)
+        tokens = np.ones((layout.micro_batch, work.sequence // cp), int)
+        batch = [(tokens, tokens)] * layout.micro_batches
+        options = {"precision": precision, **layout.arguments}
+        with DataParallel(model, model.loss(), mesh, **options) as engine:
+            engine.step(batch)
+        return counting.sent
+
+    assert run_threads(cp, rank) == [prediction.sent["cp"]] * cp
+
+
 CONFIGURATIONS = [
     *({"dp": 4, "zero": zero} for zero in range(4)),
     {"tp": 2, "zero": 0},
