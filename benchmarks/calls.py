@@ -27,10 +27,12 @@ def arrays(comm):
     symmetric[:] = 1
     comm.register(registered)
     sizes = [COUNT] * n
+    persistent = comm.plan("all_reduce", x, out=out, persistent=True)
     return {
         "barrier": lambda: comm.barrier(),
         "all_reduce, a new result": lambda: comm.all_reduce(x),
         "all_reduce, `out=`": lambda: comm.all_reduce(x, out=out),
+        "all_reduce, a persistent plan": lambda: persistent(),
         "all_reduce, `timeout=5`": lambda: comm.all_reduce(x, out=out, timeout=5),
         "all_reduce, `async_op`, and wait": lambda: comm.all_reduce(x, async_op=True).wait(),
         "all_reduce, an algorithm by name": lambda: comm.all_reduce(x, algorithm="ring"),

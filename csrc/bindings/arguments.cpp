@@ -144,6 +144,15 @@ std::optional<std::pair<uintptr_t, uint64_t>> stretch(const py::handle& x, bool 
   return std::pair{reinterpret_cast<uintptr_t>(array->data), static_cast<uint64_t>(view.nbytes())};
 }
 
+std::optional<double> limit_of(PyObject* timeout) {
+  if (timeout == Py_None) return Engine::kDefaultTimeout;
+  double seconds = 0;
+  if (PyFloat_CheckExact(timeout)) seconds = PyFloat_AS_DOUBLE(timeout);
+  if (PyLong_CheckExact(timeout)) seconds = PyLong_AsDouble(timeout);
+  if (PyErr_Occurred() != nullptr) PyErr_Clear();  // the number has too many digits
+  return seconds > 0 ? std::optional(seconds) : std::nullopt;
+}
+
 bool describe_array(const Heap* heap, PyObject* object, bool written, ArrayKey& key,
                     ArrayMemory& memory) {
   if (object == Py_None) return true;

@@ -46,6 +46,10 @@ struct ArrayMemory {
   bool scattered = false;  // not contiguous; see packed()
 };
 
+// The seconds that a call may wait, negative for those of the engine; nothing for what Python code
+// must look at.
+std::optional<double> limit_of(PyObject* timeout);
+
 // Describes one array argument; false if only Python code can serve it. `written`: it is a result.
 // Of None it describes nothing.
 bool describe_array(const Heap* heap, PyObject* object, bool written, ArrayKey& key,

@@ -232,17 +232,6 @@ PyObject* run(State& state, const Entry& entry, Arrays& arrays, uint32_t site, d
   return run_on(state, state.mpi, entry.call, arrays, site, limit_s);
 }
 
-// The seconds that a call may wait, negative for those of the engine; nothing for what Python code
-// must look at.
-std::optional<double> limit_of(PyObject* timeout) {
-  if (timeout == Py_None) return Engine::kDefaultTimeout;
-  double seconds = 0;
-  if (PyFloat_CheckExact(timeout)) seconds = PyFloat_AS_DOUBLE(timeout);
-  if (PyLong_CheckExact(timeout)) seconds = PyLong_AsDouble(timeout);
-  if (PyErr_Occurred() != nullptr) PyErr_Clear();  // the number has too many digits
-  return seconds > 0 ? std::optional(seconds) : std::nullopt;
-}
-
 PyObject* fast_or_slow(State& state, PyObject* const* args) {
   Key key;
   Arrays arrays;
@@ -370,6 +359,15 @@ State& state_of(PyObject* fastcall) {
 
 PyObject* call_fast_or_slow(PyObject* fastcall, PyObject* const* args) {
   return fast_or_slow(state_of(fastcall), args);
+}
+
+bool run_bound(PyObject* fastcall, const BoundArrays& bound, PyObject*& result) {
+  State& state = state_of(fastcall);
+  const uint32_t site = state.engine != nullptr ? call_site(state) : 0;
+  if (state.engine == nullptr) return false;
+  Arrays arrays{{.data = bound.in}, {.data = bound.out}, {}, bound.result};
+  result = run_on(state, state.engine, bound.call, arrays, site, Engine::kDefaultTimeout);
+  return true;
 }
 
 PyObject* refuse_call(PyObject* fastcall, const char* text) {

@@ -3,6 +3,10 @@
 
 #include <pybind11/pybind11.h>
 
+#include <memory>
+
+#include "engine/bind.h"
+
 namespace pycoll {
 
 // The arguments of any collective, in the order in which they are passed around.
@@ -46,6 +50,17 @@ void add_fastcall(pybind11::module_& m);
 // error set.
 PyObject* call_fast_or_slow(PyObject* fastcall, PyObject* const* args);
 
+// A call with its arrays, and what it returns.
+struct BoundArrays {
+  std::shared_ptr<const BoundCall> call;
+  char *in, *out;
+  pybind11::object result;
+};
+
+// Runs a call on arrays that it keeps; false if the communicator is closed. The result is null with
+// a Python error set if the call has failed; it may throw pybind11 exceptions.
+bool run_bound(PyObject* fastcall, const BoundArrays& bound, PyObject*& result);
+
 // For a call whose arguments do not fit its signature. Returns null with a Python error set.
 PyObject* refuse_call(PyObject* fastcall, const char* text);
 
@@ -62,6 +77,15 @@ void add_caller(pybind11::module_& m);
 // the Args that may be given by position, in order; defaults: a value for each Arg, or the name
 // itself where it must be given; in_place: where `out` is None it is `x`.
 void add_method(pybind11::module_& m);
+
+// Adds the type `Persistent`: a call with its arrays, to run again and again.
+//
+//   call = Persistent(fast, bound, x, out, result, keep, slow); call()
+//
+// runs `bound` by the Fastcall `fast` on the memory at the addresses `x` and `out`, and returns
+// `result`. `keep` is what the memory belongs to. Where `bound` is None, and once the communicator
+// is closed, it is slow().
+void add_persistent(pybind11::module_& m);
 
 // Runs f; C++ and Python exceptions become the Python error indicator, and null is returned.
 template <typename F>

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pycoll.comm.fused import FusedCalls
@@ -19,6 +18,7 @@ from pycoll.comm.signatures import (
     broadcasting,
     gathering,
     moving,
+    planning,
     reducing,
     reducing_to_root,
     scattering,
@@ -26,7 +26,7 @@ from pycoll.comm.signatures import (
 from pycoll.comm.v_variants import RaggedCollectives
 from pycoll.comm.windows import Windows
 from pycoll.cuda import call_marks, open_device
-from pycoll.errors import ArgumentError, CommClosed
+from pycoll.errors import CommClosed
 from pycoll.observe.attach import attach
 from pycoll.runtime.calls.methods import (
     Caller,
@@ -35,15 +35,13 @@ from pycoll.runtime.calls.methods import (
     collective,
     reports_misuse,
 )
-from pycoll.runtime.calls.prepared import CallRequest
-from pycoll.runtime.calls.work import BoundPlan, Work
+from pycoll.runtime.calls.work import BoundPlan, PersistentCall, Work, make_plan
 from pycoll.runtime.sessions.health import Health, check
 from pycoll.runtime.sessions.session import Session
 from pycoll.runtime.sessions.shared_use import end_use, is_open, joined
 from pycoll.runtime.sessions.shrink import shrink
 from pycoll.runtime.startup.make_groups import split
 from pycoll.schedule.ir import Algorithm
-from pycoll.schedule.language.collectives import COLLECTIVES
 from pycoll.types import Kind
 
 if sys.version_info >= (3, 11):
@@ -236,47 +234,42 @@ class Communicator(
     def barrier(self, *, timeout: float | None = None, async_op: bool = False) -> Any:
         """Wait until every rank has called it."""
 
+    @planning
     def plan(
         self,
         collective: str,
         like: Any,
         op: str = "sum",
         *,
+        out: Any = None,
+        persistent: bool = False,
         root: int = 0,
         order: str | None = None,
         algorithm: str | Algorithm | None = None,
-    ) -> BoundPlan:
+    ) -> BoundPlan | PersistentCall:
         """Check and compile a collective before its first call: ``plan(x, out=x)``.
 
         It refuses arrays of another shape or dtype. Calls of the method itself are remembered as
-        well, so a plan saves the time of the first call only.
+        well, so such a plan saves the time of the first call only. A persistent one is bound to the
+        arrays themselves, and ``plan()`` is the fastest call there is.
 
         Args:
             collective: Name of a method, from ``all_reduce`` to ``all_to_all``.
-            like: Array of the shape and dtype that will be used.
+            like: Array of the shape and dtype that will be used; if persistent, the array.
             op: Reduction operation.
+            out: If persistent, array for the result; None: one that is made now.
+            persistent: Run on these arrays, which must stay as they are, as in MPI 4.
             root: Root rank.
             order: Reduction order.
             algorithm: See the class.
 
         Returns:
-            What runs it: ``plan(x, out=None, timeout=None, async_op=False)``, keywords but ``x``.
+            What runs it: ``plan(x, out=None, timeout=None, async_op=False)``, keywords but ``x``;
+            if persistent, ``plan()``, which returns the same array every time.
         """
-        if not isinstance(collective, str) or collective not in COLLECTIVES:
-            raise ArgumentError(
-                f"collective={collective!r} cannot be planned; accepted: {', '.join(COLLECTIVES)}"
-            )
         _ = self._session.engine  # raises CommClosed
-        what = COLLECTIVES[collective]
-        arguments: dict[str, Any] = {"algorithm": algorithm, "root": root if what.rooted else 0}
-        arguments |= {"op": op, "order": order} if what.reduces else {}
-        usual = {"algorithm": None, "root": 0, "op": "sum", "order": None}
-        given = {name: value for name, value in arguments.items() if value != usual[name]}
-        method = partial(getattr(self, collective), **given)
-        bound = BoundPlan(self._session, method, like)
-        request = CallRequest(Kind[collective.upper()], op, root, order, algorithm)
-        self._session.prepare(request, like, None)
-        return bound
+        given = {"op": op, "root": root, "order": order, "algorithm": algorithm}
+        return make_plan(self, self._session, collective, like, out, persistent, given)
 
     @reports_misuse
     def check(self, *, timeout: float | None = None) -> Health:

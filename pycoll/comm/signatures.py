@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, TypeVar, cast, overload
 
 import numpy as np
 
 from pycoll.runtime.calls.methods import collective
-from pycoll.runtime.calls.work import Work
+from pycoll.runtime.calls.work import BoundPlan, PersistentCall, Work
 from pycoll.schedule.ir import Algorithm
 from pycoll.types import Kind
 
@@ -324,6 +324,37 @@ class _Scattering(Protocol):
     ) -> Any: ...
 
 
+class _PlanOptions(TypedDict, total=False):
+    root: int
+    order: str | None
+    algorithm: str | Algorithm | None
+
+
+class _Planning(Protocol):
+    @overload
+    def __call__(
+        self,
+        collective: str,
+        like: Any,
+        op: str = "sum",
+        *,
+        persistent: Literal[False] = False,
+        **options: Unpack[_PlanOptions],
+    ) -> BoundPlan: ...
+
+    @overload
+    def __call__(
+        self,
+        collective: str,
+        like: Any,
+        op: str = "sum",
+        *,
+        out: Any = None,
+        persistent: Literal[True],
+        **options: Unpack[_PlanOptions],
+    ) -> PersistentCall: ...
+
+
 def _plain(kind: Kind, in_place: bool = False) -> Callable[[Callable[..., Any]], Any]:
     return collective(kind, in_place=in_place)
 
@@ -356,3 +387,8 @@ def broadcasting(kind: Kind, *, in_place: bool) -> Callable[[Callable[..., Any]]
 def scattering(kind: Kind) -> Callable[[Callable[..., Any]], _Scattering]:
     """Declare a collective in which other ranks than the root may have no array."""
     return _plain(kind)
+
+
+def planning(method: Callable[..., Any]) -> _Planning:
+    """Declare what prepares a collective."""
+    return cast("_Planning", method)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from pycoll import _C
 from pycoll.config import check_timeout
 from pycoll.errors import ArgumentError, CollTimeout
-from pycoll.runtime.arrays.host_arrays import view
-from pycoll.runtime.calls.prepared import Prepared
+from pycoll.runtime.arrays.host_arrays import on_device, view
+from pycoll.runtime.calls.functions import function_for
+from pycoll.runtime.calls.prepared import CallRequest, Prepared
+from pycoll.schedule.language.collectives import COLLECTIVES
+from pycoll.types import Kind
 
 
 class Owner(Protocol):
@@ -131,8 +135,79 @@ class Work:
             raise CollTimeout(text) if kind == "CollTimeout" else describe(kind, text) from None
 
 
+if TYPE_CHECKING:
+
+    class PersistentCall:
+        """A collective with its arrays; see `pycoll.Communicator.plan`."""
+
+        def __call__(self) -> Any:
+            """Run it on these arrays; return the result, the same array every time."""
+
+else:
+    PersistentCall = _C.Persistent
+
+
+def make_plan(
+    comm: Any,
+    session: Any,
+    collective: str,
+    x: Any,
+    out: Any,
+    persistent: bool,
+    given: dict[str, Any],
+) -> BoundPlan | PersistentCall:
+    """Prepare a collective; see `pycoll.Communicator.plan`.
+
+    Raises:
+        ArgumentError: For arguments that cannot be used.
+    """
+    if not isinstance(collective, str) or collective not in COLLECTIVES:
+        raise ArgumentError(
+            f"collective={collective!r} cannot be planned; accepted: {', '.join(COLLECTIVES)}"
+        )
+    if out is not None and not persistent:
+        raise ArgumentError("out= is for persistent=True; else pass it to the plan")
+    what = COLLECTIVES[collective]
+    request = CallRequest(Kind[collective.upper()], **given)
+    named = {"algorithm"} | ({"root"} if what.rooted else set())
+    named |= {"op", "order"} if what.reduces else set()
+    chosen = {name: given[name] for name in named if given[name] != _USUAL[name]}
+    method = partial(getattr(comm, collective), **chosen)
+    if persistent:
+        return _persistent(session, request, method, x, out)
+    plan = BoundPlan(session, method, x)
+    session.prepare(request, x, None)
+    return plan
+
+
+_USUAL = {"algorithm": None, "root": 0, "op": "sum", "order": None}
+
+
+def _persistent(
+    session: Any, request: CallRequest, method: Callable[..., Any], x: Any, out: Any
+) -> PersistentCall:
+    """Bind a collective to its arrays. What only Python code can run is left to the method."""
+    if on_device(x) or on_device(out) or function_for(request.kind, request.op, x) is not None:
+        return PersistentCall(session.fast, None, 0, 0, None, None, partial(method, x, out=out))
+    if request.kind == Kind.BROADCAST and out is None:
+        out = x
+    prepared = session.prepare(request, x, out)
+    result, where = prepared.result, (prepared.in_ptr, prepared.out_ptr)
+    simple = prepared.plain and not prepared.registered and not prepared.detours()
+    own = all(place in (0, _place(array)) for place, array in zip(where, (x, result), strict=True))
+    call = session.remembered(prepared) if simple and own else None
+    if not isinstance(call, _C.BoundCall):  # it runs in two levels
+        call = None
+    slow = partial(method, x, out=result)
+    return PersistentCall(session.fast, call, *where, result, prepared, slow)
+
+
+def _place(array: Any) -> int:
+    return 0 if array is None else view(array, "x").pointer
+
+
 class BoundPlan:
-    """A collective prepared for one shape and dtype; see `pycoll.Communicator.plan`."""
+    """A collective for arrays of one shape and dtype; see `pycoll.Communicator.plan`."""
 
     def __init__(self, session: Owner, method: Callable[..., Any], like: Any) -> None:
         """Take the collective, a method of the communicator with all arguments but the arrays."""
