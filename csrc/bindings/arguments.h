@@ -34,10 +34,12 @@ struct ArrayKey {
   Place place = Place::kAbsent;
   std::array<Py_ssize_t, kMaxDims> dims{};
 
-  bool operator==(const ArrayKey& other) const {
+  // Wherever both lie.
+  bool is_like(const ArrayKey& other) const {
     return type == other.type && element == other.element && ndim == other.ndim &&
-           place == other.place && same(dims.data(), other.dims.data(), ndim);
+           same(dims.data(), other.dims.data(), ndim);
   }
+  bool operator==(const ArrayKey& other) const { return place == other.place && is_like(other); }
 };
 
 struct ArrayMemory {

@@ -12,6 +12,8 @@
 
 #include "bindings/gil.h"
 #include "engine/engine.h"
+#include "memory/board.h"
+#include "memory/sight.h"
 
 namespace pycoll {
 
@@ -145,5 +147,12 @@ void add_postbox_methods(Class& cls) {
       .def("wait", &Box::wait, Release())
       .def("close", &Box::close, Release());
 }
+
+// What a rank shows, by the names of RankSight. control.cpp.
+pybind11::dict rank_dict(const RankSight& sight, uint32_t rank);
+
+// The connections that a board shows, a dict for each peer; those of which nothing is known are
+// left out. control.cpp.
+pybind11::dict links_of(const Board& board);
 
 }  // namespace pycoll

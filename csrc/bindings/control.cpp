@@ -8,7 +8,6 @@
 #include "base/one_thread.h"
 #include "bindings/bindings.h"
 #include "bindings/owned_class.h"
-#include "bindings/sight.h"
 #include "engine/survivors.h"
 #include "memory/sight.h"
 

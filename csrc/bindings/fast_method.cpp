@@ -1,5 +1,4 @@
-// Methods of the communicator class whose body is the engine, and calls bound to their arrays; see
-// fast_path.h.
+// Methods of the communicator class whose body is the engine; see fast_path.h.
 #include <pybind11/pybind11.h>
 #include <structmember.h>
 
@@ -195,89 +194,6 @@ void destroy_caller(PyObject* self) {
   Py_DECREF(type);
 }
 
-// --- Persistent plans ---
-
-struct Persistent {
-  PyObject_HEAD vectorcallfunc vectorcall;
-  BoundArrays* bound;  // null: always slow
-  PyObject *fast, *keep, *slow;
-};
-
-Persistent* persistent(PyObject* self) { return reinterpret_cast<Persistent*>(self); }
-
-PyObject* call_persistent(PyObject* self, PyObject* const*, size_t nargsf, PyObject* keywords) {
-  return guarded([&]() -> PyObject* {
-    const Persistent& given = *persistent(self);
-    if (PyVectorcall_NARGS(nargsf) != 0 ||
-        (keywords != nullptr && PyTuple_GET_SIZE(keywords) != 0)) {
-      return refuse_call(given.fast, "a plan with out= takes no arguments: it has its arrays");
-    }
-    const auto alive = py::reinterpret_borrow<py::object>(self);
-    if (given.bound != nullptr) {
-      PyObject* result = nullptr;
-      if (run_bound(given.fast, *given.bound, result)) return result;
-    }
-    PyObject* const result = PyObject_CallNoArgs(given.slow);
-    if (result == nullptr) throw py::error_already_set();
-    return result;
-  });
-}
-
-PyObject* create_persistent(PyTypeObject* type, PyObject* args, PyObject*) {
-  return guarded([&]() -> PyObject* {
-    const auto given = py::reinterpret_borrow<py::tuple>(args);
-    if (given.size() != 7) throw py::type_error("Persistent takes 7 arguments");
-    std::unique_ptr<BoundArrays> bound;
-    if (!given[1].is_none()) {
-      bound = std::make_unique<BoundArrays>();
-      bound->call = py::cast<std::shared_ptr<BoundCall>>(given[1]);
-      bound->in = reinterpret_cast<char*>(given[2].cast<uintptr_t>());
-      bound->out = reinterpret_cast<char*>(given[3].cast<uintptr_t>());
-      bound->result = given[4];
-    }
-    auto* self = persistent(type->tp_alloc(type, 0));
-    if (self == nullptr) throw py::error_already_set();
-    self->vectorcall = call_persistent;
-    self->bound = bound.release();
-    self->fast = py::object(given[0]).release().ptr();
-    self->keep = py::object(given[5]).release().ptr();
-    self->slow = py::object(given[6]).release().ptr();
-    return reinterpret_cast<PyObject*>(self);
-  });
-}
-
-int traverse_persistent(PyObject* self, visitproc visit, void* arg) {
-  Py_VISIT(Py_TYPE(self));
-  const Persistent& given = *persistent(self);
-  if (given.bound != nullptr) Py_VISIT(given.bound->result.ptr());
-  Py_VISIT(given.fast);
-  Py_VISIT(given.keep);
-  Py_VISIT(given.slow);
-  return 0;
-}
-
-int clear_persistent(PyObject* self) {
-  Py_CLEAR(persistent(self)->slow);
-  Py_CLEAR(persistent(self)->keep);
-  return 0;
-}
-
-void destroy_persistent(PyObject* self) {
-  PyObject_GC_UnTrack(self);
-  PyTypeObject* type = Py_TYPE(self);
-  clear_persistent(self);
-  delete persistent(self)->bound;
-  Py_CLEAR(persistent(self)->fast);
-  type->tp_free(self);
-  Py_DECREF(type);
-}
-
-PyObject* refuse_copy(PyObject*, PyObject*) {
-  PyErr_SetString(PyExc_TypeError,
-                  "a plan belongs to its communicator; it cannot be copied or pickled");
-  return nullptr;
-}
-
 }  // namespace
 
 void add_caller(py::module_& m) {
@@ -320,28 +236,6 @@ void add_method(py::module_& m) {
   const auto type = py::reinterpret_steal<py::object>(PyType_FromSpec(&spec));
   if (!type) throw py::error_already_set();
   m.attr("Method") = type;
-}
-
-void add_persistent(py::module_& m) {
-  static PyMethodDef methods[] = {{"__reduce_ex__", refuse_copy, METH_O, "Refuse to be copied."},
-                                  {nullptr, nullptr, 0, nullptr}};
-  static PyMemberDef members[] = {
-      {"__vectorcalloffset__", T_PYSSIZET, offsetof(Persistent, vectorcall), READONLY, nullptr},
-      {nullptr, 0, 0, 0, nullptr}};
-  static PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void*>(create_persistent)},
-                                {Py_tp_dealloc, reinterpret_cast<void*>(destroy_persistent)},
-                                {Py_tp_traverse, reinterpret_cast<void*>(traverse_persistent)},
-                                {Py_tp_clear, reinterpret_cast<void*>(clear_persistent)},
-                                {Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
-                                {Py_tp_methods, methods},
-                                {Py_tp_members, members},
-                                {0, nullptr}};
-  static PyType_Spec spec = {"pycoll._C.Persistent", sizeof(Persistent), 0,
-                             Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
-                             slots};
-  const auto type = py::reinterpret_steal<py::object>(PyType_FromSpec(&spec));
-  if (!type) throw py::error_already_set();
-  m.attr("Persistent") = type;
 }
 
 }  // namespace pycoll

@@ -232,7 +232,7 @@ PyObject* run(State& state, const Entry& entry, Arrays& arrays, uint32_t site, d
   return run_on(state, state.mpi, entry.call, arrays, site, limit_s);
 }
 
-PyObject* fast_or_slow(State& state, PyObject* const* args) {
+PyObject* fast_or_slow(State& state, PyObject* const* args, const ArrayKey* like) {
   Key key;
   Arrays arrays;
   const bool now = args[kAsync] == Py_False;
@@ -242,14 +242,14 @@ PyObject* fast_or_slow(State& state, PyObject* const* args) {
   // A new place in the program is asked for by Python code, and whatever runs in between, such as a
   // signal handler, may use or close this communicator. So nothing is looked at before that.
   const uint32_t site = plain ? call_site(state) : 0;
-  if (plain && make_key(state, args, key, arrays)) {
+  if (plain && make_key(state, args, key, arrays) && (like == nullptr || like->is_like(key.x))) {
     const Entry& entry = state.entries[slot_of(key)];
     if (entry.serves(key) && (state.two == nullptr || state.two->idle()) &&
         complete(state, args, key, entry.fresh, arrays) && entry.serves(key)) {
       return (now ? run : submit)(state, entry, arrays, site, *limit_s);
     }
   }
-  return in_python(state, state.slow, args, kArgs).release().ptr();
+  return like != nullptr ? nullptr : in_python(state, state.slow, args, kArgs).release().ptr();
 }
 
 PyObject* remember(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
@@ -357,8 +357,8 @@ State& state_of(PyObject* fastcall) {
 
 }  // namespace
 
-PyObject* call_fast_or_slow(PyObject* fastcall, PyObject* const* args) {
-  return fast_or_slow(state_of(fastcall), args);
+PyObject* call_fast_or_slow(PyObject* fastcall, PyObject* const* args, const ArrayKey* like) {
+  return fast_or_slow(state_of(fastcall), args, like);
 }
 
 bool run_bound(PyObject* fastcall, const BoundArrays& bound, PyObject*& result) {

@@ -5,6 +5,7 @@
 
 #include <memory>
 
+#include "bindings/arguments.h"
 #include "engine/bind.h"
 
 namespace pycoll {
@@ -47,8 +48,10 @@ inline constexpr Py_ssize_t kArgs = 10;
 void add_fastcall(pybind11::module_& m);
 
 // Runs one call through a Fastcall object. Throws pybind11 exceptions or returns null with a Python
-// error set.
-PyObject* call_fast_or_slow(PyObject* fastcall, PyObject* const* args);
+// error set. With `like` it runs calls on such inputs only, and no others but on the hot path:
+// else it does nothing, and returns null without an error.
+PyObject* call_fast_or_slow(PyObject* fastcall, PyObject* const* args,
+                            const ArrayKey* like = nullptr);
 
 // A call with its arrays, and what it returns.
 struct BoundArrays {
@@ -78,14 +81,8 @@ void add_caller(pybind11::module_& m);
 // itself where it must be given; in_place: where `out` is None it is `x`.
 void add_method(pybind11::module_& m);
 
-// Adds the type `Persistent`: a call with its arrays, to run again and again.
-//
-//   call = Persistent(fast, bound, x, out, result, keep, slow); call()
-//
-// runs `bound` by the Fastcall `fast` on the memory at the addresses `x` and `out`, and returns
-// `result`. `keep` is what the memory belongs to. Where `bound` is None, and once the communicator
-// is closed, it is slow().
-void add_persistent(pybind11::module_& m);
+// Adds the types `BoundPlan` and `Persistent`; plans.cpp.
+void add_plans(pybind11::module_& m);
 
 // Runs f; C++ and Python exceptions become the Python error indicator, and null is returned.
 template <typename F>

@@ -8,7 +8,6 @@
 #include "bindings/bindings.h"
 #include "bindings/gil.h"
 #include "bindings/owned_class.h"
-#include "bindings/sight.h"
 #include "p2p/mailbox.h"
 #include "p2p/postbox.h"
 #include "transports/messages/message_engine.h"

@@ -231,6 +231,6 @@ PYBIND11_MODULE(_C, m) {
   add_fastcall(m);
   add_caller(m);
   add_method(m);
-  add_persistent(m);
+  add_plans(m);
   bind_p2p(m);
 }

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-
 from pycoll import _C
 from pycoll.config import check_timeout
 from pycoll.errors import ArgumentError, CollTimeout
@@ -137,6 +135,18 @@ class Work:
 
 if TYPE_CHECKING:
 
+    class BoundPlan:
+        """A collective for arrays of one shape and dtype; see `pycoll.Communicator.plan`."""
+
+        def __call__(
+            self, x: Any, *, out: Any = None, timeout: float | None = None, async_op: bool = False
+        ) -> Any:
+            """Run it; arguments as for the collective.
+
+            Raises:
+                ArgumentError: If ``x`` has not the shape and dtype the plan was made for.
+            """
+
     class PersistentCall:
         """A collective with its arrays; see `pycoll.Communicator.plan`."""
 
@@ -144,7 +154,7 @@ if TYPE_CHECKING:
             """Run it on these arrays; return the result, the same array every time."""
 
 else:
-    PersistentCall = _C.Persistent
+    BoundPlan, PersistentCall = _C.BoundPlan, _C.Persistent
 
 
 def make_plan(
@@ -169,15 +179,18 @@ def make_plan(
         raise ArgumentError("out= is for persistent=True; else pass it to the plan")
     what = COLLECTIVES[collective]
     request = CallRequest(Kind[collective.upper()], **given)
-    named = {"algorithm"} | ({"root"} if what.rooted else set())
-    named |= {"op", "order"} if what.reduces else set()
-    chosen = {name: given[name] for name in named if given[name] != _USUAL[name]}
-    method = partial(getattr(comm, collective), **chosen)
     if persistent:
+        named = {"algorithm"} | ({"root"} if what.rooted else set())
+        named |= {"op", "order"} if what.reduces else set()
+        chosen = {name: given[name] for name in named if given[name] != _USUAL[name]}
+        method = partial(getattr(comm, collective), **chosen)
         return _persistent(session, request, method, x, out)
-    plan = BoundPlan(session, method, x)
+    op, order = (given["op"], given["order"]) if what.reduces else ("sum", None)
+    root, in_place = given["root"] if what.rooted else 0, request.kind == Kind.BROADCAST
+    bound = request.kind, op, root, order, given["algorithm"]
+    slow = _CheckedCall(session, x, in_place, *bound)
     session.prepare(request, x, None)
-    return plan
+    return BoundPlan(session.fast, x, in_place, *bound, slow)
 
 
 _USUAL = {"algorithm": None, "root": 0, "op": "sum", "order": None}
@@ -206,42 +219,32 @@ def _place(array: Any) -> int:
     return 0 if array is None else view(array, "x").pointer
 
 
-class BoundPlan:
-    """A collective for arrays of one shape and dtype; see `pycoll.Communicator.plan`."""
+class _CheckedCall:
+    """What a plan does where the hot path does not serve: checks the array, and calls in Python."""
 
-    def __init__(self, session: Owner, method: Callable[..., Any], like: Any) -> None:
-        """Take the collective, a method of the communicator with all arguments but the arrays."""
-        self._session, self._method = session, method
+    def __init__(self, session: Any, like: Any, in_place: bool, *chosen: Any) -> None:
+        """Take an array like those that will come, and the arguments from ``op`` on."""
+        self._session, self._in_place, self._chosen = session, in_place, chosen
         pattern = view(like, "like")
         self._shape, self._name, self._caller_code = (
             pattern.array.shape,
             pattern.name,
             pattern.caller_code,
         )
-        self._dtype = like.dtype if type(like) is np.ndarray else None
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """Refuse to be copied."""
-        raise TypeError("a plan belongs to its communicator; it cannot be copied or pickled")
 
     def __call__(
         self, x: Any, *, out: Any = None, timeout: float | None = None, async_op: bool = False
     ) -> Any:
-        """Run it; arguments as for the collective.
-
-        Raises:
-            ArgumentError: If ``x`` has not the shape and dtype the plan was made for.
-        """
         try:
-            plain = type(x) is np.ndarray and self._dtype is not None  # None equals float64
-            if not plain or x.dtype != self._dtype or x.shape != self._shape:
-                self._session.refusing(lambda: self._check(x))
+            self._session.refusing(lambda: self._check(x))
+            kind, *rest = self._chosen
+            out = x if self._in_place and out is None else out
+            return self._session.call(kind, x, out, *rest, timeout, async_op)
         except Exception:
             raise
         except BaseException as error:
             self._session.interrupted(error)
             raise
-        return self._method(x, out=out, timeout=timeout, async_op=async_op)
 
     def _check(self, x: Any) -> None:
         given = view(x, "x")

@@ -1,6 +1,7 @@
 """Calls in the background, and calls prepared once."""
 
 import gc
+import inspect
 import time
 
 import numpy as np
@@ -224,3 +225,30 @@ def test_a_plan_after_close(run):
         return True
 
     assert run(2, rank) == [True, True]
+
+
+def test_errors_of_plans_name_the_line_that_has_made_the_call():
+    def rank(comm):
+        plan = comm.plan("all_reduce", np.ones(2))
+        plan(np.ones(2))
+        plan(np.ones(2))
+        with pytest.raises(MismatchError) as caught:
+            comm.all_reduce(np.ones(3)) if comm.rank else plan(np.ones(2))
+        return str(caught.value)
+
+    line = inspect.getsourcelines(rank)[1] + 5
+    for text in run_processes(2, rank):
+        assert text.count(f"test_async.py:{line} ") == 2
+
+
+def test_a_plan_takes_symmetric_and_private_arrays_in_turn(run):
+    def rank(comm):
+        plan = comm.plan("all_reduce", np.ones(4))
+        far = comm.empty(4, np.float64)
+        found = []
+        for x in (np.ones(4), far, np.ones(8)[::2], far, np.ones(4)):
+            x[...] = 1
+            found.append(plan(x)[0])
+        return found
+
+    assert run(2, rank) == [[2.0] * 5] * 2
