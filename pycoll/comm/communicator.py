@@ -265,7 +265,8 @@ class Communicator(
 
         Returns:
             What runs it: ``plan(x, out=None, timeout=None, async_op=False)``, keywords but ``x``;
-            if persistent, ``plan()``, which returns the same array every time.
+            if persistent, ``plan()``, which returns the same array every time; a new one without
+            ``out``, if it is on a device or ``op`` is a function.
         """
         _ = self._session.engine  # raises CommClosed
         given = {"op": op, "root": root, "order": order, "algorithm": algorithm}
