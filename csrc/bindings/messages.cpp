@@ -38,6 +38,17 @@ std::optional<PlainArray> plain_array(const py::handle& x, const py::dict& types
                     static_cast<uint32_t>(PyLong_AsUnsignedLong(number))};
 }
 
+// A Python int from `lowest` to below `end`; nothing for anything else, also for a bool.
+std::optional<int64_t> plain_number(const py::handle& x, int64_t lowest, int64_t end) {
+  if (!PyLong_CheckExact(x.ptr())) return std::nullopt;
+  int overflow = 0;
+  const int64_t number = PyLong_AsLongLongAndOverflow(x.ptr(), &overflow);
+  if (overflow != 0 || number < lowest || number >= end) return std::nullopt;
+  return number;
+}
+
+constexpr int64_t kTags = int64_t{1} << 31;
+
 std::shared_ptr<MpiApi> make_mpi(std::string module, uintptr_t comm, uintptr_t byte, int tag_ub,
                                  bool multiple, int proc_failed) {
   return std::make_shared<MpiApi>(
@@ -186,24 +197,30 @@ void bind_p2p(py::module_& m) {
       .def(made<Postbox, std::shared_ptr<Engine>, Offers>(), "engine"_a,
            "offers"_a = Offers::kNever)
       .def(made<Postbox, std::shared_ptr<Engine>, std::shared_ptr<Mailboxes>>())
-      .def(
+      .def(  // what is usual: a plain array of a known type, numbers in range; else returns None
           "post",
-          [](Postbox& box, const py::handle& x, const py::dict& types, uint32_t dst,
-             uint32_t tag) -> std::optional<Postbox::Ticket> {
-            const auto array = plain_array(x, types, false);
+          [](Postbox& box, const py::handle& x, const py::dict& types, const py::handle& dst,
+             const py::handle& tag) -> std::optional<Postbox::Ticket> {
+            const auto peer = plain_number(dst, 0, box.world_size());
+            const auto label = plain_number(tag, 0, kTags);
+            const auto array = peer && label ? plain_array(x, types, false) : std::nullopt;
             if (!array) return std::nullopt;
             const Unlocked unlocked;
-            return box.send(array->data, array->nbytes, array->type, dst, tag);
+            return box.send(array->data, array->nbytes, array->type, static_cast<uint32_t>(*peer),
+                            static_cast<uint32_t>(*label));
           },
           "x"_a, "types"_a, "dst"_a, "tag"_a)
       .def(
           "take",
-          [](Postbox& box, const py::handle& x, const py::dict& types, int32_t src, uint32_t tag,
-             double timeout_s) -> std::optional<uint32_t> {
-            const auto array = plain_array(x, types, true);
+          [](Postbox& box, const py::handle& x, const py::dict& types, const py::handle& src,
+             const py::handle& tag, double timeout_s) -> std::optional<uint32_t> {
+            const auto peer = plain_number(src, -1, box.world_size());
+            const auto label = plain_number(tag, 0, kTags);
+            const auto array = peer && label ? plain_array(x, types, true) : std::nullopt;
             if (!array) return std::nullopt;
             const Unlocked unlocked;
-            return box.take(array->data, array->nbytes, array->type, src, tag, timeout_s);
+            return box.take(array->data, array->nbytes, array->type, static_cast<int32_t>(*peer),
+                            static_cast<uint32_t>(*label), timeout_s);
           },
           "x"_a, "types"_a, "src"_a, "tag"_a, "timeout_s"_a);
   add_postbox_methods<Postbox>(postbox);

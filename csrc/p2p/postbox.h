@@ -31,6 +31,8 @@ class Postbox {
   Postbox(const Postbox&) = delete;
   Postbox& operator=(const Postbox&) = delete;
 
+  uint32_t world_size() const { return engine_->world_size(); }
+
   // The memory must stay as it is until the ticket is done. src < 0: from any rank. A send that is
   // done at once has no ticket: 0 is returned. Throw what Engine::check throws.
   Ticket send(const void* data, uint64_t nbytes, uint32_t type, uint32_t dst, uint32_t tag);

@@ -25,7 +25,7 @@ from pycoll.parallel.pipeline.engine import Pipeline
 from pycoll.parallel.pipeline.program import Schedule
 from pycoll.parallel.pipeline.proof import prove
 from pycoll.parallel.pipeline.registry import find
-from pycoll.parallel.pipeline.run import Run
+from pycoll.parallel.pipeline.run import Run, turns
 from pycoll.parallel.precision import dtype_of
 from pycoll.parallel.state.layout import Layout, unit_parameters
 
@@ -81,7 +81,7 @@ class _Stage(Pipeline):
         for passes in self._passes.values():
             passes.prepare()
         run = Run(self, lambda micro: (None, None))
-        run.all(self.program.stages[self.stage])
+        run.all(turns(self.program, self.program.stages[self.stage]))
         dry_update(self.buckets)
 
 

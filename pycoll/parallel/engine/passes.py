@@ -89,7 +89,8 @@ class Passes:
     def _acquire(self, order: Sequence[int], at: int) -> dict[str, Any]:
         """Return the parameters of the layer at place `at` of `order`, gathering those ahead."""
         unit = self._units[order[at]]
-        self.running, params = unit.name, dict[str, Any]()
+        self.running = unit.name
+        params: dict[str, Any] = {}
         if not (unit.names or self._prefetch):
             return params
         self._gather(order, at)
@@ -117,10 +118,10 @@ class Passes:
 
     def _release(self, order: Sequence[int], at: int) -> None:
         """Free what the layer at place `at` has used, unless one of the next needs it."""
-        if not self._needs[order[at]]:
+        if not (needs := self._needs[order[at]]):
             return
         ahead = order[at + 1 : at + 1 + max(1, self._prefetch)]
-        for bucket in self._needs[order[at]]:
+        for bucket in needs:
             if not any(bucket in self._needs[index] for index in ahead):
                 self._gathered.pop(bucket, None)
 

@@ -23,7 +23,7 @@ from pycoll.parallel.engine.options import Options
 from pycoll.parallel.engine.passes import Sample, Samples
 from pycoll.parallel.engine.report import StepReport
 from pycoll.parallel.pipeline.program import Op, Program, Use
-from pycoll.parallel.pipeline.run import LOSS_TAG, Run
+from pycoll.parallel.pipeline.run import LOSS_TAG, Run, Turn, turns
 from pycoll.parallel.pipeline.windows import Windows
 from pycoll.parallel.settings import refusal
 from pycoll.parallel.state.bucket import Bucket
@@ -121,22 +121,22 @@ class _Flow(Run):
         call, at = divmod(micro, self._program.m)
         return self._batches[call][0][at]
 
-    def _forward(self, op: Op) -> None:
-        self.versions.forward(op)
-        super()._forward(op)
+    def _forward(self, turn: Turn) -> None:
+        self.versions.forward(turn.op)
+        super()._forward(turn)
 
-    def _backward(self, op: Op) -> None:
-        self.versions.backward(op)
-        super()._backward(op)
+    def _backward(self, turn: Turn) -> None:
+        self.versions.backward(turn.op)
+        super()._backward(turn)
 
-    def _weight(self, op: Op) -> None:
-        self.versions.backward(op)
-        super()._weight(op)
-        self.versions.forget(op)
+    def _weight(self, turn: Turn) -> None:
+        self.versions.backward(turn.op)
+        super()._weight(turn)
+        self.versions.forget(turn.op)
 
-    def _step(self, op: Op) -> None:
+    def _step(self, turn: Turn) -> None:
         """Take a step of this stage, on all ranks that have it."""
-        engine, first = self._engine, op.micro * self._per
+        engine, first = self._engine, turn.op.micro * self._per
         count = sum(self.counts.pop(i) for i in range(first, first + self._per))
         whole = self._stage.data.total(np.array([count]), "count")
         call = first // self._program.m
@@ -211,7 +211,7 @@ class Stream:
         ledger.reset_peak()
         try:
             with self._engine.ending():
-                self._run.all(ops)
+                self._run.all(turns(self._program, ops))
                 loss, samples = self._share_loss(late)
         except BaseException as error:
             self._failed = f"{type(error).__name__}: {error}"

@@ -29,7 +29,7 @@ from pycoll.parallel.pipeline.cuts import Cut, checked, cut_units, layer_times
 from pycoll.parallel.pipeline.program import Program, Schedule
 from pycoll.parallel.pipeline.proof import prove
 from pycoll.parallel.pipeline.registry import find
-from pycoll.parallel.pipeline.run import Run
+from pycoll.parallel.pipeline.run import Run, turns
 from pycoll.parallel.pipeline.ties import make_ties, untie, with_copies
 from pycoll.parallel.pipeline.transfers import Transfers
 from pycoll.parallel.precision import LossScale
@@ -102,9 +102,7 @@ class Pipeline(DataParallel):
             raise ArgumentError(f"mesh={mesh!r}; expected a mesh, such as Mesh(comm, pp=-1)")
         chosen, given = find(schedule), replace(options or Options(), **changes)
         if given.device != "cpu":
-            raise ArgumentError(
-                "device='cuda': activations go from stage to stage on CPUs only yet"
-            )
+            raise ArgumentError("device='cuda': activations go from stage to stage on CPUs only")
         if chosen.steps > 1:
             check_options(chosen.name, given)
         self.program: Program = prove(chosen.program(mesh.size("pp"), micro_batches)).program
@@ -112,6 +110,7 @@ class Pipeline(DataParallel):
         self._cut, self._sample, self._loss = checked(cut), sample, loss
         super().__init__(model, loss, mesh, given)
         self.transfers: Transfers = Transfers(self.groups.pipeline, self.ledger)
+        self._turns = turns(self.program, self.program.stages[self.stage])
         for tie in self._joins:
             tie.begin(self.transfers)
         self._stream = Stream(self) if chosen.steps > 1 else None
@@ -223,7 +222,7 @@ class Pipeline(DataParallel):
         self._check_count(micro_batches, refusal("lr", lr, "[0, inf)"))
         run = Run(self, micro_batches.__getitem__)
         with self.ending():
-            run.all(self.program.stages[self.stage], facts)
+            run.all(self._turns, facts)
             both = self._share_losses(run.losses)
         return both, run.problems
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
-from itertools import islice
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 from pycoll.errors import ArgumentError, MismatchError
 from pycoll.parallel.engine.passes import Sample
@@ -17,6 +17,44 @@ LOSS_TAG = 1 << 30
 """Tag of what a stage tells others besides activations."""
 AHEAD = 2
 """Receives that are posted before their turn: mostly the next output and the next gradient."""
+
+
+class Turn(NamedTuple):
+    """An operation of a stage, and what goes with it.
+
+    Attributes:
+        op: The operation.
+        link: Of SEND and RECV: the stage at the other end, the tag, and the kind of array.
+        following: Of a computation: what the stage computes next.
+        early: Receives that are posted ahead just before it.
+    """
+
+    op: Op
+    link: tuple[int, int, tuple[str, int]] = (0, 0, ("", 0))
+    following: Op | None = None
+    early: tuple[Turn, ...] = ()
+
+
+def turns(program: Program, ops: Iterable[Op]) -> list[Turn]:
+    """Return the turns of a stage: `AHEAD` receives are posted at first, and one at each receive.
+
+    FREE and REDUCE have none: what W has used up is gone with it, and the last W of a bucket
+    starts its reduction.
+    """
+    found = [Turn(op) for op in ops if op.kind not in ("FREE", "REDUCE")]
+    computed = [i for i, turn in enumerate(found) if turn.op.kind in COMPUTE]
+    for i, later in pairwise(computed):
+        found[i] = found[i]._replace(following=found[later].op)
+    for i, (op, *_) in enumerate(found):
+        if op.kind in ("SEND", "RECV"):
+            found[i] = Turn(op, (program.peer(op), _tag(op), (op.what, op.chunk)))
+    coming = [(i, turn) for i, turn in enumerate(found) if turn.op.kind == "RECV"]
+    receives = [turn for _, turn in coming]
+    for number, (i, turn) in enumerate(coming, AHEAD):
+        found[i] = turn._replace(early=tuple(receives[number : number + 1]))
+    if found:
+        found[0] = found[0]._replace(early=(*receives[:AHEAD], *found[0].early))
+    return found
 
 
 class Run:
@@ -36,54 +74,47 @@ class Run:
         self._values: dict[tuple[str, int, int], Any] = {}
         self._saved: dict[tuple[int, int], Any] = {}
         self._gradients: dict[tuple[int, int], Any] = {}
-        self._following: Op | None = None  # what this stage computes next
         self.losses: list[tuple[float, int]] = []
         self.counts: dict[int, int] = {}
         self.problems: list[str] = []
-        self._do: dict[str, Callable[[Op], None]] = {
+        self._do: dict[str, Callable[[Turn], None]] = {
             "F": self._forward,
             "B": self._backward,
             "W": self._weight,
             "SEND": self._send,
             "RECV": self._receive,
             "STEP": self._step,
-        }  # FREE: what W has used up is gone with it; REDUCE: the last W of a bucket starts it
+        }
 
-    def all(self, ops: Sequence[Op], meanwhile: Callable[[], Any] = str) -> None:
-        """Carry out operations, and wait until everything is sent; do `meanwhile` before waits.
+    def all(self, turns: Iterable[Turn], meanwhile: Callable[[], Any] = str) -> None:
+        """Take turns, and wait until everything is sent; do `meanwhile` before the first wait.
 
         A stage waits for what it receives here, and for older sends. That is less than the proof
-        lets it wait for, where it stops at every transfer.
+        lets it wait for, where it stops at every transfer. Errors tell stage, micro-batch and
+        layer.
         """
-        coming = iter([op for op in ops if op.kind == "RECV"])
-        computed = iter([op for op in ops if op.kind in COMPUTE])
-        next(computed, None)
-        for early in islice(coming, AHEAD):
-            self.do(early, self._expect)
-        for op in ops:
-            if op.kind in COMPUTE:
-                self._following = next(computed, None)
-            elif op.kind == "RECV":
-                if early := next(coming, None):
-                    self.do(early, self._expect)
-                meanwhile()
-            if action := self._do.get(op.kind):
-                self.do(op, action)
-        self._engine.transfers.finish()
-
-    def do(self, op: Op, action: Callable[[Op], None]) -> None:
-        """Carry out an operation; errors tell stage, micro-batch and layer."""
+        op: Op | None = None
+        do, expect = self._do, self._engine.transfers.expect
         try:
-            action(op)
-        except (ArgumentError, MismatchError) as error:
-            raise type(error)(f"{self._place(op)}: {error}") from error
+            for turn in turns:
+                for early in turn.early:
+                    op = early.op
+                    expect(*early.link)
+                op = turn.op
+                if op.kind == "RECV" and meanwhile is not str:
+                    meanwhile()
+                    meanwhile = str
+                do[op.kind](turn)
+            op = None
+            self._engine.transfers.finish()
         except Exception as error:
+            if op is None:
+                raise
+            if isinstance(error, (ArgumentError, MismatchError)):
+                raise type(error)(f"{self._place(op)}: {error}") from error
             if note := getattr(error, "add_note", None):  # Python 3.11
                 note(f"in the pipeline: {self._place(op)}")
             raise
-
-    def _expect(self, op: Op) -> None:
-        self._engine.transfers.expect(*self._link(op))
 
     def _place(self, op: Op) -> str:
         where = f"stage {self._engine.stage}, {op.kind} of "
@@ -97,8 +128,8 @@ class Run:
         layer = getattr(self._engine._passes[op.chunk], "running", "")
         return f"{where}micro-batch {op.micro}, chunk {op.chunk}, layer {layer}"
 
-    def _forward(self, op: Op) -> None:
-        i, c = op.micro, op.chunk
+    def _forward(self, turn: Turn) -> None:
+        _, i, c, _ = turn.op
         engine, passes = self._engine, self._engine._passes[c]
         inputs, targets = self._sample(i)  # on every stage: taking one may set a `Cursor`
         x = inputs if c == 0 else self._values.pop(("x", i, c - 1))
@@ -111,41 +142,37 @@ class Run:
         self.counts[i] = count
         self._values["dx", i, c + 1] = dy
 
-    def _backward(self, op: Op) -> None:
-        i, c = op.micro, op.chunk
+    def _backward(self, turn: Turn) -> None:
+        _, i, c, _ = turn.op
         self._sample(i)  # layers that run forward again draw the same random numbers
         dy = self._values.pop(("dx", i, c + 1))
-        passes, later = self._engine._passes[c], self._following != ("W", i, c, "")
+        passes, later = self._engine._passes[c], turn.following != ("W", i, c, "")
         dx, self._gradients[i, c] = passes.back_input(dy, self._saved[i, c], later)
         if c:
             self._values["dx", i, c] = dx
 
-    def _weight(self, op: Op) -> None:
-        i, c = op.micro, op.chunk
+    def _weight(self, turn: Turn) -> None:
+        _, i, c, _ = turn.op
         passes, at = self._engine._passes[c], i % self._per
         passes.begin(self._terms[at], at == self._per - 1)
         passes.back_weight(self._saved.pop((i, c)), self._gradients.pop((i, c)))
         self.problems += self._engine.graph_problems(i, c)
 
-    def _send(self, op: Op) -> None:
+    def _send(self, turn: Turn) -> None:
+        op, (peer, tag, kind) = turn.op, turn.link
         x = self._values.pop((op.what, op.micro, op.chunk))
-        peer, tag, kind = self._link(op)
         count = self.counts.get(op.micro, 0) if self._program.schedule.steps > 1 else 0
         place = partial(self._place, op)
         self._engine.transfers.post(x, peer, tag, count, kind=kind, place=place)
 
-    def _link(self, op: Op) -> tuple[int, int, tuple[str, int]]:
-        """Return where an array goes to or comes from: stage, tag and what it is."""
-        return self._program.peer(op), _tag(op), (op.what, op.chunk)
-
-    def _receive(self, op: Op) -> None:
-        source, tag, kind = self._link(op)
+    def _receive(self, turn: Turn) -> None:
+        op, (source, tag, kind) = turn.op, turn.link
         x, count = self._engine.transfers.receive(source, tag, kind=kind)
         self._values[op.what, op.micro, op.chunk] = x
         if op.what == "dx":
             self.counts[op.micro] = count
 
-    def _step(self, op: Op) -> None:
+    def _step(self, turn: Turn) -> None:
         """Leave it to `DataParallel.step`, in which all ranks agree on it."""
 
 

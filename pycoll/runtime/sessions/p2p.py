@@ -30,7 +30,7 @@ class TaggedMessages:
     _engine: Any
     _mailboxes: Any
     _postbox: Any = None  # instead of the mailboxes, once a message was sent in the background
-    _quick: Any = None  # the same, if ranks share memory
+    _quick: Any = None  # the same, if ranks share memory: takes what is usual without checks here
 
     def send(self, x: Any, dst: int, tag: int, timeout: float | None) -> None:
         """See `pycoll.Communicator.send`."""
@@ -40,7 +40,7 @@ class TaggedMessages:
     def recv(self, x: Any, src: int, tag: int, timeout: float | None) -> int:
         """See `pycoll.Communicator.recv`."""
         limit = self._limit(timeout)
-        if self._knows(src, tag, -1):
+        if self._quick is not None:
             try:
                 source = self._quick.take(x, _CODES, src, tag, limit)
             except _C.EngineError as error:
@@ -54,7 +54,7 @@ class TaggedMessages:
 
     def isend(self, x: Any, dst: int, tag: int) -> MessageWork:
         """See `pycoll.Communicator.isend`."""
-        if self._knows(dst, tag, 0):
+        if self._quick is not None:
             try:
                 ticket = self._quick.post(x, _CODES, dst, tag)
             except _C.EngineError as error:
@@ -63,12 +63,6 @@ class TaggedMessages:
                 return MessageWork(self, ticket, x, True)
         x, *message = self._to_send(x, dst, tag)
         return self._sent(x, message)
-
-    def _knows(self, peer: int, tag: int, lowest: int) -> bool:
-        """Tell whether a message needs no more than the postbox: what is usual and repeated."""
-        if self._quick is None or type(peer) is not int or type(tag) is not int:
-            return False
-        return lowest <= peer < self.world_size and 0 <= tag <= _MAX_TAG
 
     def irecv(self, x: Any, src: int, tag: int) -> MessageWork:
         """See `pycoll.Communicator.irecv`."""
