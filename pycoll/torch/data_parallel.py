@@ -50,6 +50,8 @@ class DataParallel(data_parallel.DataParallel):
     backward passes outside of `step` leave there is neither counted nor touched by a step.
     """
 
+    EXPOSED = True  # they are those of the module
+
     def __init__(
         self,
         module: torch.nn.Module,

@@ -1,6 +1,8 @@
 """Checkpoints into and from what PyTorch saves."""
 
 import copy
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from torch.distributed import checkpoint as dcp  # noqa: E402
 
 from pycoll.errors import ArgumentError  # noqa: E402
 from pycoll.parallel import AdamW, Mesh, load, save  # noqa: E402
+from pycoll.parallel.checkpoint import writer  # noqa: E402
 from pycoll.testing import run_threads  # noqa: E402
 from pycoll.torch.checkpoint import (  # noqa: E402
     from_dcp,
@@ -114,6 +117,31 @@ def test_a_plain_module(trained, tmp_path):
         trainer.close()
 
     run_threads(2, rank)
+
+
+def test_parameters_that_the_program_changes_during_a_save(tmp_path, monkeypatch):
+    """They are the module's own, so they are copied before `save` returns."""
+    copy_now = writer._copy
+
+    def late(pairs):
+        if threading.current_thread().name == "pycoll checkpoint":
+            time.sleep(0.2)
+        copy_now(pairs)
+
+    monkeypatch.setattr(writer, "_copy", late)
+
+    def rank(comm):
+        module, trainer = engine(comm)
+        with trainer:
+            step(comm, trainer)
+            expected = module.head.bias.detach().clone()
+            saving = save(tmp_path, trainer, background=True)
+            with torch.no_grad():
+                module.head.bias.zero_()
+            saving.wait()
+            return torch.equal(to_state_dict(tmp_path)["head.bias"], expected)
+
+    assert run_threads(2, rank) == [True, True]
 
 
 @pytest.mark.parametrize("prefix", ["", "model."])

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,9 +23,10 @@ from pycoll.parallel.checkpoint.reader import safetensors
 from pycoll.parallel.compare import check_same, gather_problems, gather_texts
 from pycoll.parallel.engine.data_parallel import DataParallel
 from pycoll.parallel.settings import check_number
-from pycoll.parallel.state.parts import Part
+from pycoll.parallel.state.parts import Part, hook_kind
 
 Tensors = dict[str, dict[str, Tensor]]
+Pair = tuple[Part, Part]  # where to copy to, and what
 
 
 def save(
@@ -48,8 +50,9 @@ def save(
         keep: Delete all but the newest `keep` afterwards; None: none.
         extra: Anything that JSON can express, the same on every rank, such as the state of a
             `Sampler`; `load` returns it.
-        background: Copy what is to be written, and return; a thread writes it. The memory of the
-            copy is kept for the next one, until the engine is closed.
+        background: Return at once; a thread copies what is to be written, and writes it. The
+            engine waits before it changes what is not yet copied. The memory of the copy is kept
+            for the next one, until the engine is closed.
 
     Returns:
         The save; its `wait` returns the path of the checkpoint.
@@ -72,22 +75,39 @@ def save(
     job = _Job(os.fspath(path), parts, state, keep)
     if not background:
         return Saving(lambda: job.run(engine.groups.world))
-    job.parts = _copied(parts, engine.saving.parts if engine.saving is not None else [])
-    channel = Channel(engine.groups.world.comm.dup(), "checkpoint", engine.ledger)
-    engine.saving = Saving(lambda: job.run_and_close(channel), background=True, parts=job.parts)
+    engine.saving = _in_background(job, engine)
     return engine.saving
 
 
-def _copied(parts: list[Part], before: list[Part]) -> list[Part]:
-    """Copy parts to where they were copied before, if they are still as large.
+def _in_background(job: _Job, engine: DataParallel) -> Saving:
+    """Start a save in the background: what only an update changes is copied there as well."""
+    parts, places = job.parts, _places(job.parts, engine.saving)
+    fleeting = {hook_kind(engine.groups.place)}  # backward passes change what it has not sent
+    if engine.EXPOSED:
+        fleeting.add("parameters")
+    soon: list[Pair] = []
+    later: list[Pair] = []
+    for pair in zip(places, parts, strict=True):
+        (soon if pair[0].kind in fleeting else later).append(pair)
+    job.parts = places
+    channel = Channel(engine.groups.world.comm.dup(), "checkpoint", engine.ledger)
+    _copy(soon)
+    return Saving(lambda: job.run_and_close(channel), partial(_copy, later), places)
+
+
+def _copy(pairs: Sequence[Pair]) -> None:
+    for place, part in pairs:
+        np.copyto(place.data, part.data)
+
+
+def _places(parts: list[Part], last: Saving | None) -> list[Part]:
+    """Return parts to copy others to: those of the last save, if they are still as large.
 
     New memory takes more than twice as long, as each of its pages has to be made.
     """
-    places = [part.data for part in before]
+    places = [] if last is None else [part.data for part in last.parts]
     if [(x.shape, x.dtype) for x in places] != [(p.data.shape, p.data.dtype) for p in parts]:
         places = [np.empty_like(part.data) for part in parts]
-    for place, part in zip(places, parts, strict=True):
-        np.copyto(place, part.data)
     return [part._replace(data=place) for place, part in zip(places, parts, strict=True)]
 
 
@@ -96,28 +116,41 @@ class Saving:
 
     Attributes:
         parts: Copies that it writes; the next save in the background uses their memory.
+        copied: Set once the engine may change what is saved.
     """
 
     def __init__(
-        self, work: Callable[[], str], background: bool = False, parts: list[Part] | None = None
+        self,
+        work: Callable[[], str],
+        copy: Callable[[], None] | None = None,
+        parts: Sequence[Part] = (),
     ) -> None:
+        """Save: now, or with something to copy first in the background."""
         self._path, self._work = "", work
-        self.parts: list[Part] = parts or []
+        self.parts: Sequence[Part] = parts
+        self.copied: threading.Event = threading.Event()
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
-        if background:
-            self._thread = threading.Thread(target=self._run, name="pycoll checkpoint")
-            self._thread.start()
-        else:
+        if copy is None:
             self._path = work()
+            self.copied.set()
+        else:
+            self._thread = threading.Thread(
+                target=self._run, args=(copy,), name="pycoll checkpoint"
+            )
+            self._thread.start()
 
-    def _run(self) -> None:
-        own = threading.get_native_id()
-        os.setpriority(os.PRIO_PROCESS, own, max(10, os.getpriority(os.PRIO_PROCESS, own)))
+    def _run(self, copy: Callable[[], None]) -> None:
         try:
+            copy()  # an update may wait for it, so not at a low priority
+            self.copied.set()
+            own = threading.get_native_id()
+            os.setpriority(os.PRIO_PROCESS, own, max(10, os.getpriority(os.PRIO_PROCESS, own)))
             self._path = self._work()
         except BaseException as error:
             self._error = error
+        finally:
+            self.copied.set()
 
     @property
     def done(self) -> bool:

@@ -68,8 +68,10 @@ class DataParallel:
         storage: The file of what is offloaded, if anything.
         kept: Keeps what layers need in the backward pass.
         saving: The last save in the background, if any; see `pycoll.parallel.save`.
+        EXPOSED: Whether the program can change parameters itself, between steps.
     """
 
+    EXPOSED: bool = False
     AXES: tuple[str, ...] = ("replica", "dp", "cp", "tp")
     _TELLS = False  # whether one rank alone knows loss and samples until all agree on a step
 
@@ -260,6 +262,7 @@ class DataParallel:
 
     def _update(self, lr: float, scale: float, norm: float) -> None:
         """Update all parameters with the clipped mean gradient."""
+        self._let_copy()
         self.steps += 1
         if (clip := self.options.clip_norm) is not None and norm > clip:
             scale *= clip / norm
@@ -272,6 +275,11 @@ class DataParallel:
         the next period begins. Nothing happens if they are. ArgumentError without `sync_every`.
         """
         self._periods.average(self.buckets, self.steps)
+
+    def _let_copy(self) -> None:
+        """Wait until a save in the background has copied what is about to change."""
+        if self.saving is not None:
+            self.saving.copied.wait()
 
     def settle(self) -> None:
         """Wait until this rank has all parameters of the last step; not a collective."""
@@ -317,6 +325,7 @@ class DataParallel:
             ArgumentError: On every rank, if any state does not fit, or has another rank's hook.
             MismatchError: On every rank, if they differ.
         """
+        self._let_copy()
         scale, hook = self.loss_scale, self.hook
         self.steps, self.loss_scale = values.restore(self.buckets, self.groups, scale, hook, saved)
         self._hook_scale = self.loss_scale.value
@@ -338,6 +347,7 @@ class DataParallel:
 
     def take(self, values: Values, steps: int, scale: LossScale) -> None:
         """Set state: ``values`` by kind, name, start and stop; ``steps`` and loss ``scale``."""
+        self._let_copy()
         for bucket in self.buckets:
             bucket.fill(values)
         self.steps, self.loss_scale, self._hook_scale = steps, scale, scale.value
@@ -354,6 +364,7 @@ class DataParallel:
                 if self.saving is not None:
                     self.saving.wait()
         finally:
+            self._let_copy()
             self.groups.close(error)
             if self.storage is not None:
                 self.storage.close()
