@@ -1,9 +1,10 @@
 """Pipelines as executed, beside formulas and PyTorch's: ``python benchmarks/pipelines.py``.
 
 Layers sleep instead of computing, so that four stages do not need four cores. A forward pass, the
-gradient of the input and that of the parameters of a stage take `MS` milliseconds each; how long
-each really took is measured, and the *bubble* is the rest of a step on the busiest stage. The
-formula is also evaluated with the measured times: what a step would take if all else took no time.
+gradient of the input and that of the parameters of a stage take ``--ms`` milliseconds each, half
+of it for each of two chunks; how long each really took is measured, and the *bubble* is the rest of
+a step on the busiest stage. The formula is also evaluated with the measured times: what a step
+would take if all else took no time.
 How much slower code runs right after a sleep, as it does in every operation here, is measured too.
 With PyTorch installed the same stages run on `torch.distributed.pipelining` over gloo, in the same
 processes. There B and W are one operation, and so they are here for the comparison.
@@ -84,7 +85,7 @@ class Nothing:
         return saved
 
 
-def ours(comm, name, features=SMALL, whole=False):
+def ours(comm, name, ms=MS, features=SMALL, whole=False):
     """Return what a schedule takes and holds.
 
     Seconds of a step on the slowest rank, those that the busiest one slept, those of the formula
@@ -94,7 +95,7 @@ def ours(comm, name, features=SMALL, whole=False):
     batch = [(np.ones((SAMPLES, features), np.float32), np.zeros(SAMPLES, int))] * MICRO_BATCHES
     chunks, meter = find(name).chunks, Meter()
     count = STAGES * chunks
-    layers = [(f"l{i}", Sleep(MS / 1e3 / chunks, whole, meter)) for i in range(count)]
+    layers = [(f"l{i}", Sleep(ms / 1e3 / chunks, whole, meter)) for i in range(count)]
     parts = Sequential(layers), Nothing()
     cut = [layer for layer, _ in layers[1:]]
     with (
@@ -220,18 +221,20 @@ def theirs(comm, name, features):
     return slowest(comm, found[1:])
 
 
-def rank(comm, *names):
+def rank(comm, ms, *names):
     """Return what schedules need for a step, and if `OTHERS_TOO` is among them, what others do."""
     names = names or (*NAMES, OTHERS_TOO)
     found = {"machine": machine()}
-    found["schedules"] = {name: ours(comm, name) for name in names if name != OTHERS_TOO}
+    found["schedules"] = {name: ours(comm, name, float(ms)) for name in names if name != OTHERS_TOO}
     if OTHERS_TOO not in names:
         return found
-    pairs = [[ours(comm, "1f1b", features)[0] for features in (SMALL, LARGE)] for _ in range(3)]
+    pairs = [
+        [ours(comm, "1f1b", features=features)[0] for features in (SMALL, LARGE)] for _ in range(3)
+    ]
     found["sizes"] = np.median(pairs, axis=0).tolist()
     found["torch"] = {
         f"{name}, {features * SAMPLES * 4 // 1024} KiB": [
-            ours(comm, name, features, whole=True)[:2],
+            ours(comm, name, features=features, whole=True)[:2],
             theirs(comm, name, features),
         ]
         for name in OTHERS
@@ -294,7 +297,10 @@ def main():
     parser = pages.arguments(__doc__)
     text = f"these schedules alone; {OTHERS_TOO}: larger transfers, and PyTorch"
     parser.add_argument("schedules", nargs="*", help=text)
-    found = start.measure(__file__, STAGES, *parser.parse_args().schedules, timeout=300)
+    text = f"of an operation of a stage ({MS}); comparisons with PyTorch have {MS}"
+    parser.add_argument("--ms", type=float, default=MS, help=text)
+    args = parser.parse_args()
+    found = start.measure(__file__, STAGES, args.ms, *args.schedules, timeout=600)
     head = ["schedule", "bubble by the formula", "with measured times", "executed", "ratio"]
     head += ["ms of a step"]
     head += ["of the formula's time", "live activations", "versions", "arrays sent"]

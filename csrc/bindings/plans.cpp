@@ -28,6 +28,8 @@ namespace py = pybind11;
 namespace pycoll {
 namespace {
 
+constexpr const char* kCleared = "a plan cannot be called while the cycle it is in is collected";
+
 struct BoundPlan {
   PyObject_HEAD vectorcallfunc vectorcall;
   ArrayKey like;
@@ -73,6 +75,7 @@ PyObject* call_plan(PyObject* self, PyObject* const* args, size_t nargsf, PyObje
       PyObject* const result = call_fast_or_slow(plan.fast, all, &plan.like);
       if (result != nullptr || PyErr_Occurred() != nullptr) return result;
     }
+    if (plan.slow == nullptr) throw py::value_error(kCleared);
     PyObject* const result = PyObject_Vectorcall(plan.slow, args, nargsf, keywords);
     if (result == nullptr) throw py::error_already_set();
     return result;
@@ -145,6 +148,7 @@ PyObject* call_persistent(PyObject* self, PyObject* const*, size_t nargsf, PyObj
       PyObject* result = nullptr;
       if (run_bound(given.fast, *given.bound, result)) return result;
     }
+    if (given.slow == nullptr) throw py::value_error(kCleared);
     PyObject* const result = PyObject_CallNoArgs(given.slow);
     if (result == nullptr) throw py::error_already_set();
     return result;
@@ -185,6 +189,7 @@ int traverse_persistent(PyObject* self, visitproc visit, void* arg) {
 }
 
 int clear_persistent(PyObject* self) {
+  delete std::exchange(persistent(self)->bound, nullptr);  // before what its memory belongs to
   Py_CLEAR(persistent(self)->slow);
   Py_CLEAR(persistent(self)->keep);
   return 0;
@@ -194,7 +199,6 @@ void destroy_persistent(PyObject* self) {
   PyObject_GC_UnTrack(self);
   PyTypeObject* type = Py_TYPE(self);
   clear_persistent(self);
-  delete persistent(self)->bound;
   Py_CLEAR(persistent(self)->fast);
   type->tp_free(self);
   Py_DECREF(type);
