@@ -46,12 +46,14 @@ class Ledger:
         calls: Number of collectives, by ``(purpose, group, collective)``.
         waits: Seconds spent waiting for communication, by purpose.
         stored: Bytes in a file now, by kind: ``optimizer`` and ``activation``.
+        stored_peaks: Largest bytes of each of these since the last `reset_peak`.
         bucket_waits: Of `waits`, seconds for reductions of each bucket, by its first parameter.
         peaks: Largest bytes of each kind since the last `reset_peak`.
     """
 
     def __init__(self) -> None:
         self.stored: Counter[str] = Counter()
+        self.stored_peaks: Counter[str] = Counter()
         self.live: Counter[str] = Counter()
         self.peak: int = 0
         self.wire: Counter[tuple[str, str]] = Counter()
@@ -78,6 +80,11 @@ class Ledger:
         self.peak = max(self.peak, self.total)
         self.peaks[kind] = max(self.peaks[kind], self.live[kind])
 
+    def store(self, kind: str, nbytes: int) -> None:
+        """Count bytes of ``kind`` in a file now, or if `nbytes` is negative no longer."""
+        self.stored[kind] += nbytes
+        self.stored_peaks[kind] = max(self.stored_peaks[kind], self.stored[kind])
+
     def _forget(self, array: int, kind: str, nbytes: int) -> None:
         self._tracked.discard(array)
         self.live[kind] -= nbytes
@@ -90,6 +97,7 @@ class Ledger:
     def reset_peak(self) -> None:
         """Start to look for a new peak from what is held now."""
         self.peak, self.peaks = self.total, Counter(self.live)
+        self.stored_peaks = Counter(self.stored)
 
     def count(self, collective: str, purpose: str, group: str, n: int, nbytes: int) -> None:
         """Count a ``collective`` of ``n`` ranks of ``group`` on ``nbytes`` for ``purpose``."""
@@ -119,6 +127,7 @@ class Ledger:
             "bucket_waits": dict(self.bucket_waits - bucket_waits),
             "peak_bytes": self.peak,
             "peaks": dict(self.peaks),
+            "stored": dict(self.stored_peaks),
         }
 
     def sent_since(self, before: Counter[tuple[str, str]]) -> dict[str, int]:

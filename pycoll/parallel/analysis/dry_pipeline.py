@@ -3,35 +3,40 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pycoll.parallel.analysis.dry_run import (
-    DryComm,
-    DryLayer,
-    DryLoss,
-    DryOptimizer,
+    DryStep,
+    dry_kept,
+    dry_options,
     dry_storage,
+    dry_units,
     dry_update,
     held,
 )
+from pycoll.parallel.analysis.stand_ins import DryComm, DryLoss
+from pycoll.parallel.analysis.traces import Arrays, traced
 from pycoll.parallel.channels import Groups, Ledger
-from pycoll.parallel.engine.offload import Kept
 from pycoll.parallel.engine.options import Options
+from pycoll.parallel.engine.passes import Sample
 from pycoll.parallel.nn.layer import Model
 from pycoll.parallel.pipeline.cuts import Cut
 from pycoll.parallel.pipeline.engine import Pipeline
-from pycoll.parallel.pipeline.program import Schedule
+from pycoll.parallel.pipeline.program import Op, Schedule
 from pycoll.parallel.pipeline.proof import prove
 from pycoll.parallel.pipeline.registry import find
-from pycoll.parallel.pipeline.run import Run, turns
+from pycoll.parallel.pipeline.run import Run, Turn, turns
+from pycoll.parallel.pipeline.windows import Windows
 from pycoll.parallel.precision import dtype_of
-from pycoll.parallel.state.layout import Layout, unit_parameters
+from pycoll.parallel.state.layout import unit_parameters
 
 
 class _Transfers:
-    """Moves nothing."""
+    """Moves nothing; what comes has the shapes of `forms`, by kind."""
+
+    def __init__(self, forms: Mapping[tuple[str, int], Any]) -> None:
+        self._forms = forms
 
     def post(self, x: Any, to: int, tag: int, number: int = 0, **more: Any) -> None:
         pass
@@ -39,8 +44,8 @@ class _Transfers:
     def expect(self, source: int, tag: int, kind: Any) -> None:
         pass
 
-    def receive(self, source: int, tag: int, kind: Any = None) -> tuple[float, int]:
-        return 0.0, 0
+    def receive(self, source: int, tag: int, kind: Any = None) -> tuple[Any, int]:
+        return Arrays().make(self._forms.get(kind, 0.0)), 0
 
     def finish(self) -> None:
         pass
@@ -58,13 +63,15 @@ class _Stage(Pipeline):
         options: Options,
         axes: Mapping[str, int],
         stage: int,
+        sample: Sample | None,
     ) -> None:
-        self.program = prove(find(schedule).program(axes.get("pp", 1), micro_batches, 1)).program
-        self.options, self.ledger, self.stage, self._cut = options, Ledger(), stage, cut
+        self._schedule = find(schedule)
+        self.program = prove(self._schedule.program(axes.get("pp", 1), micro_batches, 1)).program
+        self.options, self.ledger = dry_options(options), Ledger()
+        self.stage, self._cut = stage, cut
         self.loss_scale, self._graphs, self._stream = options.scaling[0], {}, None
-        self.transfers: Any = _Transfers()
-        self.storage: Any = dry_storage(options)
-        self.kept = Kept()
+        self.storage: Any = dry_storage(self.options)
+        self.kept, self.activations = dry_kept(options, self.ledger)
         comm: Any = DryComm(axes)
         self.groups = self.near = Groups(comm, self.ledger, known=self.AXES)
         units = self._make_units(model)
@@ -72,17 +79,41 @@ class _Stage(Pipeline):
         self.parameters = [parameter for group in owned for parameter in group]
         recipe = options.recipe
         dtype = dtype_of(recipe.compute or recipe.parameter)
-        dry: Any = [replace(u, layer=DryLayer(u.layer.parameters(), dtype)) for u in units]
+        traces = [] if sample is None else traced(units, sample, options)
+        dry = dry_units(units, dtype, traces)
         self.buckets = self._make_buckets(dry, owned)
-        self._passes = self._make_passes(model, DryLoss(), dry)
+        self._passes = self._make_passes(model, DryLoss(*traces[-1:]), dry)
+        self._inputs: Any = traces[0].x if traces else None
+        trace = dict(zip((unit.name for unit in units), traces, strict=False))
+        forms = dict[tuple[str, int], Any]()
+        for chunk, names in enumerate(self.cuts if traces else ()):
+            forms["x", chunk], forms["dx", chunk] = trace[names[-1]].y, trace[names[0]].dx
+        self.transfers: Any = _Transfers(forms)
 
-    def run(self) -> None:
-        """Take a step."""
+    def run(self) -> dict[str, int]:
+        """Take a step, of a schedule without a flush as many as fill it; return what one sends."""
+        before = Counter(self.ledger.wire)
         for passes in self._passes.values():
             passes.prepare()
-        run = Run(self, lambda micro: (None, None))
-        run.all(turns(self.program, self.program.stages[self.stage]))
-        dry_update(self.buckets)
+        program = self.program
+        run = _Run(self, lambda micro: (Arrays().make(self._inputs), None))
+        steps: list[Sequence[Op]] = [program.stages[self.stage]]
+        if self._schedule.steps > 1:
+            windows = Windows(self._schedule, program.p, program.m, self.stage)
+            steps = [windows.step(number) for number in range(windows.fill + 1)]
+        for number, ops in enumerate(steps):
+            before = Counter(self.ledger.wire) if number else before
+            run.all(turns(program, ops))
+        return self.ledger.sent_since(before)
+
+
+class _Run(Run):
+    """Takes a step of the stage where the program has one."""
+
+    def _step(self, turn: Turn) -> None:
+        dry_update(self._engine.buckets)
+        for bucket in self._engine.buckets:
+            bucket.gradients.result = None
 
 
 def dry_pipeline(
@@ -93,21 +124,15 @@ def dry_pipeline(
     options: Options,
     axes: Mapping[str, int],
     stage: int,
-) -> tuple[list[Layout], Counter[str], int, dict[str, int], float]:
-    """Run a step of a stage.
-
-    Returns:
-        Layouts of its buckets, bytes held at rest by kind, at the peak, and sent by purpose, and
-        how many micro-batches are live at most.
-    """
+    sample: Sample | None = None,
+) -> DryStep:
+    """Run a step of a stage."""
     chosen = find(schedule)
-    options = replace(options, optimizer=DryOptimizer(options.optimizer.slots), hook=None)
-    options = replace(options, wrap=Options.wrap)
-    found = _Stage(model, schedule, micro_batches, cut, options, axes, stage)
+    found = _Stage(model, schedule, micro_batches, cut, options, axes, stage, sample)
     rest = held(found.ledger)
-    found.run()
+    sent = found.run()
     proof = prove(chosen.program(axes.get("pp", 1), micro_batches))
     older = (proof.versions[stage] - 1) * rest["parameter"]
-    sent = found.ledger.sent_since(Counter())
     layouts = [bucket.layout for bucket in found.buckets]
-    return layouts, rest, found.ledger.peak + older, sent, proof.live[stage]
+    counts = None if sample is None else found.activations
+    return DryStep(layouts, rest, sent, found.ledger, counts, older, proof.live[stage])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -10,10 +10,12 @@ from typing import Any
 from pycoll.errors import ArgumentError
 from pycoll.kernels import EXACT_LIMBS
 from pycoll.parallel.analysis.dry_pipeline import dry_pipeline
-from pycoll.parallel.analysis.dry_run import dry_run
+from pycoll.parallel.analysis.dry_run import DryStep, dry_run
+from pycoll.parallel.analysis.traces import traced
 from pycoll.parallel.channels import AXES, VOLUME, check_axis
 from pycoll.parallel.compare import VOTE_WORDS
 from pycoll.parallel.engine.options import Options
+from pycoll.parallel.engine.passes import Sample
 from pycoll.parallel.mesh import Mesh
 from pycoll.parallel.nn.layer import Model, ParameterSpec, Sequential
 from pycoll.parallel.pipeline.cuts import Cut, checked
@@ -34,12 +36,15 @@ class Estimate:
         gradient: Gradients, at rest.
         optimizer: Optimizer states, at rest.
         padding: How much of `at_rest` is padding.
-        peak: Largest sum of parameters, gradients, states and buffers during a step; activations
-            and what layers allocate inside are not in it.
+        peak: Largest sum of parameters, gradients, states and buffers during a step, and if it is
+            known and they are offloaded, of activations. What layers allocate inside is not in it.
         wire: Bytes sent in a step, by purpose; those between stages are not in it.
         live: Of a pipeline: activations that the stage holds at most, in micro-batches of all its
             layers.
         stored: Optimizer states that are in a file (`offload`), and so not in `optimizer`.
+        activation: Largest sum of activations in memory during a step: what layers have kept for
+            the backward pass. None: not known without a sample.
+        stored_activation: Largest sum of activations in a file.
     """
 
     parameter: int
@@ -50,6 +55,8 @@ class Estimate:
     wire: dict[str, int]
     live: float = 1.0
     stored: int = 0
+    activation: int | None = None
+    stored_activation: int = 0
 
     @property
     def at_rest(self) -> int:
@@ -64,6 +71,8 @@ class Estimate:
             **({"optimizer states in a file": self.stored} if self.stored else {}),
             "at rest": self.at_rest,
             "peak": self.peak,
+            **({} if self.activation is None else {"activations": self.activation}),
+            **({"activations in a file": stored} if (stored := self.stored_activation) else {}),
             **{f"sent per step: {purpose}": nbytes for purpose, nbytes in self.wire.items()},
         }
         return "\n".join(f"{name:30}{nbytes:>20,} B" for name, nbytes in parts.items())
@@ -89,6 +98,7 @@ def estimate(
     stage: int = 0,
     cut: Cut | None = None,
     options: Options | None = None,
+    sample: Sample | None = None,
     **changes: Any,
 ) -> Estimate:
     """Return the bytes of one rank of `DataParallel`, or of `Pipeline`, with the same arguments.
@@ -105,52 +115,62 @@ def estimate(
         stage: Its number.
         cut: See `Pipeline`; of one that is cut by time its `cuts` have the names.
         options: As for `DataParallel`; hooks are not counted.
+        sample: ``(inputs, targets)`` of a micro-batch, on which every layer runs once, so that
+            activations can be counted. Layers that are split over ranks need all of these.
         changes: Options by name.
 
     Raises:
-        ArgumentError: For what `DataParallel` would refuse.
+        ArgumentError: For what `DataParallel` would refuse, and a sample that layers cannot run on.
     """
     check_number("micro_batches", micro_batches, "[1, inf)", whole=True)
     changes = {**changes, **({} if recipe is None else {"precision": recipe})}
     options = replace(options or Options(), **changes)
     axes = _axes(mesh, AXES if schedule is None else Pipeline.AXES)
     if isinstance(model, (int, float)):
-        check_number("model", model, "[0, inf)")
-        layer: Any = _Parameters(-(-int(model) // axes.get("tp", 1)))
-        model = Sequential([("model", layer)])
+        model = _one_layer(model, axes.get("tp", 1), sample)
     if schedule is None:
         units = make_units(model)
         layouts = options.layouts(unit_parameters(units), axes.get("dp", 1) * axes.get("cp", 1))
-        run = (layouts, *dry_run(units, layouts, options, axes, micro_batches), 1.0)
+        traces = [] if sample is None else traced(units, sample, options)
+        step = dry_run(units, layouts, options, axes, micro_batches, traces)
     else:
-        cut = checked(cut)
-        if cut == "time":
-            raise ArgumentError("cut='time' is measured; give the first names of engine.cuts[1:]")
         check_number("stage", stage, f"[0, {axes.get('pp', 1)})", whole=True)
-        run = dry_pipeline(model, schedule, micro_batches, cut, options, axes, stage)
-    return _estimate(axes, 0 if schedule is None else _TOLD, *run)
+        where = _known(cut), options, axes, stage
+        step = dry_pipeline(model, schedule, micro_batches, *where, sample)
+    return _estimate(axes, 0 if schedule is None else _TOLD, step)
 
 
-def _estimate(
-    axes: dict[str, int],
-    told: int,
-    layouts: Sequence[Any],
-    live: Any,
-    peak: int,
-    sent: Any,
-    active: float,
-) -> Estimate:
+def _known(cut: Cut | None) -> Cut:
+    """Return a cut, unless it has to be measured."""
+    if (cut := checked(cut)) == "time":
+        raise ArgumentError("cut='time' is measured; give the first names of engine.cuts[1:]")
+    return cut
+
+
+def _one_layer(count: float, ranks: int, sample: Sample | None) -> Model:
+    """Return a model of a number of parameters, which ``tp`` ranks divide."""
+    check_number("model", count, "[0, inf)")
+    if sample is not None:
+        raise ArgumentError("sample: a number of parameters has no layers to run on it")
+    layer: Any = _Parameters(-(-int(count) // ranks))
+    return Sequential([("model", layer)])
+
+
+def _estimate(axes: dict[str, int], told: int, step: DryStep) -> Estimate:
     """Return what a dry run says about one rank."""
-    rest = [live[kind] for kind in ("parameter", "gradient", "optimizer")]
-    count, padded = (sum(getattr(each, size) for each in layouts) for size in ("count", "padded"))
-    wire = {**sent, **_agreement_bytes(axes, told)}
+    rest = [step.rest[kind] for kind in ("parameter", "gradient", "optimizer")]
+    count, padded = (sum(getattr(x, size) for x in step.layouts) for size in ("count", "padded"))
+    wire = {**step.sent, **_agreement_bytes(axes, told)}
+    activations = step.activations
     return Estimate(
         *rest,
         padding=sum(nbytes - nbytes * count // padded for nbytes in rest if nbytes),
-        peak=peak,
+        peak=step.ledger.peak + step.older,
         wire={purpose: nbytes for purpose, nbytes in wire.items() if nbytes},
-        live=active,
-        stored=live["stored"],
+        live=step.live,
+        stored=step.rest["stored"],
+        activation=None if activations is None else activations.peaks["activation"],
+        stored_activation=step.ledger.stored_peaks["activation"],
     )
 
 

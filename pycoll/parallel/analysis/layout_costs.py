@@ -230,13 +230,19 @@ class LayoutCosts:
         return estimate(self.work.model(axes["tp"]), self.precision, axes, **given)
 
     def _activations(self, layout: Layout, stage: int, live: float) -> float:
-        """Return the bytes of activations that a stage holds at most, of ``live`` micro-batches."""
+        """Return the bytes of activations that a stage holds at most, of ``live`` micro-batches.
+
+        A layer that runs backward has all it needs; in a pipeline all layers of a chunk have, from
+        the backward pass to their input until that to their parameters.
+        """
         pp, tokens = layout.size("pp"), self.work.sequence // layout.size("cp")
-        layers = live * self.work.layers / pp
-        if layout.offloads("activations"):
-            layers = min(layers, LAYERS + 2)  # being written, at work, and read for the next
+        layers, busy = live * self.work.layers / pp, 1.0
+        if layout.schedule:
+            busy = self.work.layers / pp / find(layout.schedule).chunks
+        if layout.offloads("activations"):  # being written, at work, and read for the next
+            layers = min(layers, LAYERS + max(2.0, busy))
         kept = layers * self._layer_bytes(layout, layout.recompute)
-        one = self._layer_bytes(layout, "none") if layout.recompute != "none" else 0.0
+        one = busy * self._layer_bytes(layout, "none") if layout.recompute != "none" else 0.0
         work, last = replace(self.work, sequence=tokens), stage == pp - 1
         logits = work.logits_bytes(layout.micro_batch, layout.size("tp")) if last else 0.0
         return kept + one + logits

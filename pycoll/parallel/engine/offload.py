@@ -3,20 +3,26 @@
 Elsewhere is a file, and the memory of the host for arrays of a device.
 
 Arrays come back with the strides that they had, so that whatever reads them does the same as
-before, to the bit.
+before, to the bit. What is in memory is decided by the order of the calls, and by no clock.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any
 
 from pycoll.parallel.channels import Ledger
+from pycoll.parallel.engine.blocks import (
+    Block,
+    Memory,
+    Packed,
+    Place,
+    View,
+    as_bytes,
+    dense,
+    mapped,
+)
 from pycoll.parallel.engine.options import Options
 from pycoll.parallel.state.host_memory import HostMemory
 from pycoll.parallel.state.storage import Storage
@@ -25,12 +31,13 @@ LEAST_BYTES = 4096
 """Smaller arrays stay in memory."""
 LAYERS = 2
 """Layers whose arrays are being written at a time; before there are more, the oldest is waited for.
+They are in memory until then, or until nobody needs them.
 """
 _WIDEST = 4  # times the bytes of a view, what is stored for it has at most
 
 
 class Kept:
-    """Keeps everything in memory."""
+    """Keeps everything in memory, and counts none of it."""
 
     def problems(self) -> list[str]:
         """Return what could not be stored since the last call."""
@@ -38,6 +45,10 @@ class Kept:
 
     def put(self, saved: Any) -> Any:
         """Return what stands for something that a layer has kept."""
+        return saved
+
+    def stay(self, saved: Any) -> Any:
+        """Return what stands for something that is needed too soon to go anywhere."""
         return saved
 
     def fetch(self, packed: Any) -> None:
@@ -51,14 +62,16 @@ class Kept:
 class Offloaded(Kept):
     """Keeps arrays elsewhere: those in tuples, lists and dicts, each part of memory once.
 
-    What cannot be stored stays in memory, and is a problem.
+    In memory are those of the last `LAYERS` calls of `put`, those that are fetched, those that
+    stay, and those that are too small. They are in the ledger as ``activation`` until what stands
+    for them is gone. What cannot be stored stays, and is a problem.
     """
 
     def __init__(self, storage: Any, ledger: Ledger) -> None:
         """Keep them in a `Storage` or `HostMemory`, counted in a ledger."""
         self._storage, self._ledger = storage, ledger
-        self._blocks: weakref.WeakValueDictionary[Any, _Block] = weakref.WeakValueDictionary()
-        self._writing: deque[list[Any]] = deque()
+        self._blocks: weakref.WeakValueDictionary[Any, Block] = weakref.WeakValueDictionary()
+        self._writing: deque[list[weakref.ref[Block]]] = deque()
         self._problems: list[str] = []
 
     def problems(self) -> list[str]:
@@ -69,76 +82,142 @@ class Offloaded(Kept):
 
     def put(self, saved: Any) -> Any:
         """Start to write the arrays of a layer; they must stay as they are."""
-        blocks: dict[int, _Block] = {}
-        writes: list[Any] = []
+        fresh: list[Block] = []
+        packed = self._packed(saved, fresh)
+        self._writing.append([weakref.ref(block) for block in fresh])
+        while len(self._writing) > LAYERS:
+            for each in self._writing.popleft():
+                if (block := each()) is not None and block.written.result():
+                    block.memory = None
+        return packed
+
+    def stay(self, saved: Any) -> Any:
+        """Count the arrays of a layer, which stay in memory."""
+        return self._packed(saved, None)
+
+    def _packed(self, saved: Any, fresh: list[Block] | None) -> Any:
+        """Return what stands for the arrays of a layer; blocks that are new become `fresh`.
+
+        With None, nothing goes away.
+        """
+        packed = Packed(None)
 
         def leaf(x: Any) -> Any:
-            place = self._place(x)
-            block = None if place is None else self._block(place, writes)
-            if block is None:
+            if (place := self._place(x)) is None:
                 return x
-            blocks[id(block)] = block
+            block = self._block(place, fresh)
+            if fresh is None or block.start is None:
+                packed.held[block] = self._memory(block, place)
+                return x
+            packed.blocks[block] = None
             offset = self._storage.address(x) - self._storage.address(place.memory)
-            return _View(block, offset, x.shape, x.strides, x.dtype)
+            return View(block, offset, x.shape, x.strides, x.dtype)
 
-        tree = _mapped(saved, leaf)
-        self._writing.append(writes)
-        while len(self._writing) > LAYERS:
-            for write in self._writing.popleft():
-                write.result()
-        return _Packed(tree, list(blocks.values()), {}) if blocks else saved
+        packed.tree = mapped(saved, leaf)
+        return packed if packed.blocks or packed.held else saved
 
-    def _place(self, x: Any) -> _Place | None:
-        """Return the memory to store for an array; None: it stays where it is."""
+    def _place(self, x: Any) -> Place | None:
+        """Return the memory to count for an array; None: it is not one of ours."""
         owns = self._storage.owns
-        if not owns(x) or x.nbytes < LEAST_BYTES:
+        if not owns(x) or not x.nbytes:
             return None
-        owner = x.base if owns(x.base) else x
-        if owner.nbytes <= _WIDEST * x.nbytes and _dense(owner):
-            return _Place(owner, owner)
-        return _Place(x, owner) if _dense(x) else None
+        owner, large = x.base if owns(x.base) else x, x.nbytes >= LEAST_BYTES
+        if owner.nbytes <= _WIDEST * x.nbytes and dense(owner):
+            return Place(owner, owner, True, large)
+        return Place(x, owner, whole := dense(x), whole and large)
 
-    def _block(self, place: _Place, writes: list[Any]) -> _Block | None:
-        """Return where an array's memory is stored; None if there is no room for it."""
-        memory = place.memory
+    def _block(self, place: Place, fresh: list[Block] | None) -> Block:
+        """Return the block of some memory, one that is new if it goes away now.
+
+        What a layer has been given again, it may have changed.
+        """
+        memory, goes = place.memory, place.goes and fresh is not None
         key = self._storage.address(memory), memory.nbytes
-        block = self._blocks.get(key)
-        if block is not None and block.alive() is place.owner:
-            return block
-        try:
-            block = _Block(self._storage, self._ledger, place, self._problems)
-        except OSError as error:
-            self._problems.append(_no_room(memory.nbytes, error))
-            return None
+        known = self._blocks.get(key)
+        if known is not None and known.owner() is not place.owner:
+            known = None
+        if known is not None:
+            old = known.taken and known.start is not None and fresh is not None
+            if not old and not (goes and known.start is None):
+                return known
+        block = Block(place, self._room(memory.nbytes) if goes else None)
+        if known is not None:
+            block.here = known.here
         self._blocks[key] = block
-        writes.append(self._storage.later(block.write, memory))
+        if fresh is not None and block.start is not None:
+            self._write(block, place)
+            fresh.append(block)
         return block
 
+    def _room(self, nbytes: int) -> Any:
+        """Return where so many bytes are to be stored; None if there is no room."""
+        try:
+            return self._storage.reserve(nbytes)
+        except OSError as error:
+            self._problems.append(_no_room(nbytes, error))
+            return None
+
+    def _write(self, block: Block, place: Place) -> None:
+        """Start to write a block."""
+        block.count(self._storage, self._ledger)
+        block.memory = memory = self._memory(block, place)
+        block.written = self._storage.later(self._written, memory.data, block.start)
+        memory.busy.append(block.written)
+
+    def _written(self, data: Any, start: Any) -> bool:
+        """Write all of a block; tell whether there was room."""
+        try:
+            self._storage.write(data, start)
+        except OSError as error:
+            self._problems.append(_no_room(data.nbytes, error))
+            return False
+        return True
+
+    def _memory(self, block: Block, place: Place) -> Memory:
+        """Return the memory of a block, counted once."""
+        if (memory := block.here()) is None:
+            data = as_bytes(place.memory) if place.dense else place.memory
+            memory = Memory(data, block.nbytes, self._ledger)
+            block.here = weakref.ref(memory)
+        return memory
+
     def fetch(self, packed: Any) -> None:
-        """Start to read what `put` has returned."""
-        if isinstance(packed, _Packed):
+        """Start to read what `put` has returned, unless it is still in memory."""
+        if isinstance(packed, Packed):
             for block in packed.blocks:
-                if block not in packed.found:
-                    packed.found[block] = block.fetch()
+                if block not in packed.held:
+                    packed.held[block] = block.here() or self._read(block)
+
+    def _read(self, block: Block) -> Memory:
+        """Start to read a block, after what was to be written before."""
+        data = self._storage.empty(block.nbytes)
+        memory = Memory(data, block.nbytes, self._ledger)
+        memory.coming = self._storage.later(self._storage.read, data, block.start)
+        memory.busy.append(memory.coming)
+        block.here, block.owner = weakref.ref(memory), weakref.ref(data)
+        self._blocks[self._storage.address(data), block.nbytes] = block
+        return memory
 
     def take(self, packed: Any) -> Any:
-        """Return what `put` was given.
+        """Return what `put` or `stay` was given; it is in memory until `packed` is gone.
 
         Raises:
             OSError: If it cannot be read.
         """
-        if not isinstance(packed, _Packed):
+        if not isinstance(packed, Packed):
             return packed
         self.fetch(packed)
-        memory = {block: found() for block, found in packed.found.items()}
-        packed.found.clear()
+        for block, memory in packed.held.items():
+            block.taken = True
+            if memory.coming is not None:
+                memory.coming.result()
 
         def leaf(x: Any) -> Any:
-            if not isinstance(x, _View):
+            if not isinstance(x, View):
                 return x
-            return self._storage.view(memory[x.block], x.offset, x)
+            return self._storage.view(packed.held[x.block].data, x.offset, x)
 
-        return _mapped(packed.tree, leaf)
+        return mapped(packed.tree, leaf)
 
 
 Elsewhere = Storage | HostMemory | None
@@ -156,102 +235,5 @@ def keeping(options: Options, ledger: Ledger) -> tuple[Elsewhere, Kept]:
     return storage, Offloaded(storage, ledger) if options.offloads("activations") else Kept()
 
 
-class _Place(NamedTuple):
-    """The memory of an array: a dense array, and whose memory it is."""
-
-    memory: Any
-    owner: Any
-
-
-class _View(NamedTuple):
-    """An array in a block."""
-
-    block: _Block
-    offset: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: Any
-
-
-@dataclass
-class _Packed:
-    """What stands for something that a layer has kept.
-
-    Attributes:
-        tree: The same with `_View` in place of arrays.
-        blocks: The blocks of these.
-        found: Functions that return their bytes, once they are read.
-    """
-
-    tree: Any
-    blocks: list[_Block]
-    found: dict[_Block, Callable[[], Any]]
-
-
-class _Block:
-    """A part of memory that is stored once, however many arrays lie in it."""
-
-    def __init__(self, storage: Any, ledger: Ledger, place: _Place, problems: list[str]) -> None:
-        self.alive = weakref.ref(place.owner)
-        self._storage, self._nbytes, self._problems = storage, place.memory.nbytes, problems
-        self._start = storage.reserve(self._nbytes)
-        self._here: Callable[[], Any] = lambda: None
-        ledger.stored["activation"] += self._nbytes
-        weakref.finalize(self, _free, storage, ledger, self._start, self._nbytes).atexit = False
-
-    def write(self, memory: Any) -> None:
-        """Write all of it; what cannot be written stays in memory."""
-        data = _bytes(memory)
-        try:
-            self._storage.write(data, self._start)
-        except OSError as error:
-            self._here = lambda: data
-            self._problems.append(_no_room(self._nbytes, error))
-
-    def fetch(self) -> Callable[[], Any]:
-        """Start to read it, unless it is in memory; return what gives its bytes."""
-        return self._storage.later(self._read).result
-
-    def _read(self) -> Any:
-        """Return its bytes, in the thread: after what was to be written before."""
-        if (here := self._here()) is not None:
-            return here
-        data = self._storage.empty(self._nbytes)
-        self._storage.read(data, self._start)
-        self._here = weakref.ref(data)
-        return data
-
-
 def _no_room(nbytes: int, error: OSError) -> str:
     return f"no room for {nbytes} bytes of an activation: {error}"
-
-
-def _free(storage: Any, ledger: Ledger, start: Any, nbytes: int) -> None:
-    ledger.stored["activation"] -= nbytes
-    storage.release(start, nbytes)
-
-
-def _mapped(tree: Any, leaf: Callable[[Any], Any]) -> Any:
-    """Return tuples, lists and dicts with a function of what is in them."""
-    kind = type(tree)
-    if kind in (tuple, list):
-        return kind(_mapped(part, leaf) for part in tree)
-    if kind is dict:
-        return {key: _mapped(part, leaf) for key, part in tree.items()}
-    if isinstance(tree, tuple) and hasattr(tree, "_fields") and kind is not _View:
-        return kind(*(_mapped(part, leaf) for part in tree))
-    return leaf(tree)
-
-
-def _order(x: Any) -> Sequence[int]:
-    return sorted(range(x.ndim), key=lambda axis: (-x.strides[axis], -x.shape[axis]))
-
-
-def _dense(x: Any) -> bool:
-    """Tell whether an array has all of its memory, in whatever order of axes."""
-    return bool(x.transpose(_order(x)).flags.c_contiguous)
-
-
-def _bytes(x: Any) -> Any:
-    """Return the memory of a dense array."""
-    return x.transpose(_order(x)).reshape(-1).view(np.uint8)

@@ -172,31 +172,42 @@ class Passes:
         `later` tells that `back_weight` does not come next.
         """
         order, gradients = self._forward[::-1], []
+        keep = self._store.put if later else self._store.stay
         for at, index in enumerate(order):
             self._restore(saved, index)
-            kept = self._fetched(saved, index)
+            kept, counted = self._fetched(saved, index)
             params = self._acquire(order, at)
-            gradients.append(self._store.put(dy) if later else dy)
+            gradients.append(keep(dy))
             unit = self._units[index]
-            kept = self._kept(unit, params, kept)
+            kept, counted = self._again(unit, params, kept, counted)
             dy = unit.layer.backward_input(params, kept, dy)
-            saved[index] = self._store.put(kept) if later else kept
-            del params, kept
+            saved[index] = keep(kept)
+            del params, kept, counted
             self._release(order, at)
         return dy, gradients[::-1]
 
-    def _fetched(self, saved: list[Any], index: int) -> Any:
-        """Return what a layer has kept, while that of the one below is on its way to memory."""
+    def _fetched(self, saved: list[Any], index: int) -> tuple[Any, Any]:
+        """Take out what a layer has kept, while that of the one below is on its way to memory.
+
+        Returns:
+            It, and what it counts by until it is used up.
+        """
+        packed, saved[index] = saved[index], None
         if type(self._store) is Kept:
-            return saved[index]
-        self._store.fetch(saved[index])
+            return packed, packed
+        self._store.fetch(packed)
         below = (kept for kept in saved[:index][::-1] if kept is not None)
         self._store.fetch(next(below, None))
-        return self._store.take(saved[index])
+        return self._store.take(packed), packed
 
-    def _kept(self, unit: Unit, params: dict[str, Any], kept: Any) -> Any:
-        """Return what the backward pass of a layer needs, computing it again if it was not kept."""
-        return unit.layer.forward(params, kept.x)[1] if isinstance(kept, _Input) else kept
+    def _again(
+        self, unit: Unit, params: dict[str, Any], kept: Any, counted: Any
+    ) -> tuple[Any, Any]:
+        """Compute what the backward pass of a layer needs, if only its input was kept."""
+        if not isinstance(kept, _Input):
+            return kept, counted
+        kept = unit.layer.forward(params, kept.x)[1]
+        return kept, self._store.stay(kept)
 
     def _restore(self, saved: list[Any], index: int, idle: bool = False) -> None:
         """Run a group of layers forward again before the backward pass comes to its last one."""
@@ -209,7 +220,9 @@ class Passes:
         for at in range(index + 1 - first):
             params = self._acquire(order, at)
             if not idle:
-                x, saved[first + at] = self._units[first + at].layer.forward(params, x)
+                x, kept = self._units[first + at].layer.forward(params, x)
+                saved[first + at] = self._store.stay(kept)
+                del kept
             del params
             self._release(order, at)
 
@@ -229,12 +242,13 @@ class Passes:
         """Run the rest of the backward pass: gradients of parameters go to the buckets."""
         order = self._forward[::-1]
         for at, index in enumerate(order):
-            kept = self._fetched(saved, index)
+            kept, counted = self._fetched(saved, index)
             saved.pop()
-            dy = self._store.take(gradients.pop())
+            whole = gradients.pop()
+            dy = self._store.take(whole)
             unit, params = self._units[index], self._acquire(order, at)
             found, placed = self._weights(unit, params, kept, dy)
-            del params, kept, dy
+            del params, kept, dy, counted, whole
             self._release(order, at)
             self._deliver(unit, found, placed)
 
@@ -273,15 +287,15 @@ class Passes:
         for at, index in enumerate(order):
             unit, gradients = self._units[index], {}
             self._restore(saved, index, idle=dy is None)
-            kept = None if dy is None else self._fetched(saved, index)
+            kept, counted = (None, None) if dy is None else self._fetched(saved, index)
             params, placed = self._acquire(order, at), set()
             if dy is not None:
                 saved.pop()
-                kept = self._kept(unit, params, kept)
+                kept, counted = self._again(unit, params, kept, counted)
                 dx = unit.layer.backward_input(params, kept, dy)
                 gradients, placed = self._weights(unit, params, kept, dy)
                 dy = dx
-                del kept, dx
+                del kept, counted, dx
             else:
                 self._land()
             del params

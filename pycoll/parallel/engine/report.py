@@ -27,11 +27,13 @@ class StepReport:
         loss_scale: Factor of the loss.
         bytes: Bytes that this rank sent, by purpose.
         waits: Seconds that this rank waited for communication, by purpose.
-        peak_bytes: Largest memory of parameters, gradients, states and buffers during the step.
+        peak_bytes: Largest memory of parameters, gradients, states and buffers during the step, and
+            of activations if they are offloaded.
         seconds: Time of the step.
         own_samples: Number of samples of this rank; 0 in a pipeline.
         bucket_waits: Of `waits`, seconds for the gradients of each bucket, by its first parameter.
         peaks: Largest memory of each kind during the step: ``parameter``, ``gradient``, ...
+        stored: Largest bytes of each kind in a file: ``optimizer``, ``activation``.
     """
 
     loss: float
@@ -46,6 +48,7 @@ class StepReport:
     own_samples: int = 0
     bucket_waits: dict[str, float] = field(default_factory=dict)
     peaks: dict[str, int] = field(default_factory=dict)
+    stored: dict[str, int] = field(default_factory=dict)
 
     @property
     def tokens_per_s(self) -> float:
@@ -80,6 +83,7 @@ class StepReport:
             "wait": self.waits,
             "bucket_wait": self.bucket_waits,
             "peak": self.peaks,
+            "stored": self.stored,
             "imbalance": imbalance or {},
         }
         for name, part in parts.items():

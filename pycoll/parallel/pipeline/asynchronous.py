@@ -226,6 +226,8 @@ class Stream:
             bytes=ledger.sent_since(wire),
             waits=dict(ledger.waits - waits),
             peak_bytes=ledger.peak,
+            peaks=dict(ledger.peaks),
+            stored=dict(ledger.stored_peaks),
             seconds=time.perf_counter() - start,
         )
 

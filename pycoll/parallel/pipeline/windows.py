@@ -21,6 +21,9 @@ class Windows:
     """What a stage does in each step of a schedule without a flush.
 
     All programs that windows are cut from are proven.
+
+    Attributes:
+        fill: Steps until windows are the same.
     """
 
     def __init__(self, schedule: Schedule, p: int, m: int, stage: int) -> None:
@@ -30,12 +33,12 @@ class Windows:
             ScheduleError: If the schedule does not come to repeat itself.
         """
         self._schedule, self._p, self._m, self._stage = schedule, p, m, stage
-        self._fill = -(-p // m) + 1  # steps until windows are the same
-        self._program = prove(schedule.program(p, m, self._fill + 3)).program
-        self._cuts = [_cut(self._program, step * m) for step in range(self._fill + 3)]
+        self.fill: int = -(-p // m) + 1
+        self._program = prove(schedule.program(p, m, self.fill + 3)).program
+        self._cuts = [_cut(self._program, step * m) for step in range(self.fill + 3)]
         self._remaining = cache(self._left_after)
         for number in range(p):
-            one, two = (self._window(self._fill + i, number) for i in (0, 1))
+            one, two = (self._window(self.fill + i, number) for i in (0, 1))
             if self._shifted(one, 1) != list(two):
                 raise ScheduleError(
                     f"{self._program}: stage {number} does not do the same in every step: "
@@ -53,12 +56,12 @@ class Windows:
 
     def step(self, number: int) -> list[Op]:
         """Return the operations of a step, counted from 0."""
-        known = min(number, self._fill)
+        known = min(number, self.fill)
         return self._shifted(self._window(known, self._stage), number - known)
 
     def drain(self, steps: int) -> list[Op]:
         """Return what is left to do after a number of steps, at least 1."""
-        known = min(steps, self._fill + 1)
+        known = min(steps, self.fill + 1)
         return self._shifted(self._remaining(known), steps - known)
 
     def _left_after(self, steps: int) -> Sequence[Op]:

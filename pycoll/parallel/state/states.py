@@ -47,7 +47,7 @@ class States:
             vector = namespace(like).zeros_like(like, dtype=self._dtype, shape=(self._size,))
             return self._ledger.track(vector, "optimizer")
         self._mapped.append(self._storage.vector(self._size, self._dtype))
-        self._ledger.stored["optimizer"] += self._size * self._dtype.itemsize
+        self._ledger.store("optimizer", self._size * self._dtype.itemsize)
         return self._mapped[-1].array
 
     def prefetch(self, at: int = 0) -> None:

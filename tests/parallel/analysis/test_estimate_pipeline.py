@@ -17,13 +17,17 @@ def network(tied=False):
     return GPT(config, seed=1, tied=tied)
 
 
+def batch(step):
+    tokens = np.random.default_rng(step).integers(0, 64, (M, 2, 9))
+    return [(rows[:, :-1], rows[:, 1:]) for rows in tokens]
+
+
 def measured(comm, schedule, tied, options, axes):
     parts = (model := network(tied)), model.loss()
     with Mesh(comm, **axes) as mesh, Pipeline(*parts, mesh, schedule, M, **options) as e:
         rest = {**e.ledger.live, "stored": e.ledger.stored["optimizer"]}
         for step in range(4):
-            tokens = np.random.default_rng(step).integers(0, 64, (M, 2, 9))
-            report = e.step([(rows[:, :-1], rows[:, 1:]) for rows in tokens])
+            report = e.step(batch(step))
         sent = {k: v for k, v in report.bytes.items() if k not in ("pipeline", "tied", "count")}
         return e.stage, rest, report.peak_bytes, sent
 
@@ -44,12 +48,11 @@ def measured(comm, schedule, tied, options, axes):
 def test_every_stage_holds_what_is_estimated(schedule, zero, tied, recompute, offload, axes):
     n = int(np.prod(list(axes.values())))
     more = {"zero": zero, "bucket_bytes": 20000, "recompute": recompute, "offload": offload}
+    shape = {"micro_batches": M, "schedule": schedule, "sample": batch(0)[0]}
     for stage, rest, peak, sent in run_threads(
         n, lambda c: measured(c, schedule, tied, more, axes)
     ):
-        found = estimate(
-            network(tied), None, axes, micro_batches=M, schedule=schedule, stage=stage, **more
-        )
+        found = estimate(network(tied), None, axes, stage=stage, **shape, **more)
         assert found.parameter == rest["parameter"]
         assert found.gradient == rest["gradient"]
         assert found.optimizer == rest.get("optimizer", 0)

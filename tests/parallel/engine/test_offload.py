@@ -155,6 +155,67 @@ def test_arrays_come_back_as_they_were():
     storage.close()
 
 
+class Reads(Storage):
+    """A file that counts what is read."""
+
+    count = 0
+
+    def read(self, into, start):
+        self.count += 1
+        super().read(into, start)
+
+
+def test_what_is_in_memory_follows_from_the_order_of_the_calls():
+    storage, ledger = Reads(None), Ledger()
+    kept, size = Offloaded(storage, ledger), 8192
+    packed = []
+
+    def live():
+        return ledger.live["activation"] // size
+
+    for i in range(5):
+        packed.append(kept.put([np.full(size // 8, float(i))]))
+        assert live() == min(i + 1, 2)
+    assert ledger.peaks["activation"] == 3 * size  # one more, until the oldest is written
+    assert kept.take(packed[4])[0][0] == 4
+    assert storage.count == 0  # it has not left
+    kept.fetch(packed[0])
+    assert live() == 3
+    assert kept.take(packed[0])[0][0] == 0
+    assert storage.count == 1
+    for left, there in ((4, 2), (3, 1), (2, 1), (1, 1), (0, 0)):  # the first one is still used
+        packed.pop()
+        assert (ledger.stored["activation"] // size, live()) == (left, there)
+    storage.close()
+
+
+def test_what_a_layer_has_changed_is_written_again():
+    kept = Offloaded(Storage(None), Ledger())
+    packed = kept.put([np.zeros(1024)])
+    found = kept.take(packed)
+    found[0] += 1
+    again = kept.put(found)
+    del packed, found
+    for _ in range(3):
+        kept.put([np.ones(1024)])
+    assert (kept.take(again)[0] == 1).all()
+
+
+def test_what_stays_counts_once():
+    ledger = Ledger()
+    kept, x = Offloaded(Storage(None), ledger), np.zeros((4, 512))
+    first, second = kept.stay((x, x[1:], [x.T])), kept.stay({"x": x, "few": np.zeros(2)})
+    assert ledger.live["activation"] == x.nbytes + 16
+    away = kept.put(x)  # the same memory, which now goes
+    assert ledger.live["activation"] == x.nbytes + 16
+    assert ledger.stored["activation"] == x.nbytes
+    assert kept.take(first)[0] is x
+    del first, second
+    assert ledger.live["activation"] == x.nbytes
+    del away
+    assert not ledger.live["activation"]
+
+
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 @pytest.mark.parametrize("precision", ["fp32", "fp16_copy"])
 def test_memory_is_what_is_estimated(zero, precision):
