@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -149,8 +151,13 @@ class Saving:
             self._path = self._work()
         except BaseException as error:
             self._error = error
+            atexit.register(self._tell)
         finally:
             self.copied.set()
+
+    def _tell(self) -> None:
+        """Warn at the end of the program: nothing has waited for this save."""
+        warnings.warn(f"a save in the background failed: {self._error}", RuntimeWarning, 1)
 
     @property
     def done(self) -> bool:
@@ -166,6 +173,7 @@ class Saving:
         if self._thread is not None:
             self._thread.join()
         if self._error is not None:
+            atexit.unregister(self._tell)
             raise self._error
         return self._path
 
@@ -239,10 +247,13 @@ def write_file(folder: str, file: str, parts: Iterable[Part]) -> Tensors:
     path = os.path.join(folder, file)
     safetensors().numpy.save_file(arrays, path)
     with ThreadPoolExecutor(1) as pool:  # one thread waits for the disk, this one makes the hashes
-        syncing = pool.submit(sync, path)
+        try:
+            wait = pool.submit(sync, path).result
+        except RuntimeError:  # the program ends, and no thread can be started any more
+            wait = partial(sync, path)
         kind = fastest()
         hashes = {key: hash_of(array, kind) for key, array in arrays.items()}
-        syncing.result()
+        wait()
     for tensors in found.values():
         for name, tensor in tensors.items():
             (piece,) = tensor.pieces

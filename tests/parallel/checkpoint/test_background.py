@@ -1,5 +1,8 @@
 """Saves in the background copy while training goes on; what they write is of one moment."""
 
+import os
+import subprocess
+import sys
 import threading
 import time
 
@@ -92,3 +95,40 @@ def test_what_a_hook_has_not_sent_is_copied_at_once(tmp_path, slow, zero):
 
     assert run_threads(2, rank) == [True, True]
     assert len(slow) == 2
+
+
+PROGRAM = """
+import sys
+import pycoll
+from parallel.models import CrossEntropy, batches, mlp
+from pycoll.parallel import DataParallel, Mesh, save
+
+engine = DataParallel(mlp(), CrossEntropy(), Mesh(pycoll.init(), dp=-1))
+engine.step(batches(1))
+save(sys.argv[1], engine, background=True)
+"""
+
+
+@pytest.mark.parametrize("end", ["", "sys.exit(0)", "raise ValueError"])
+def test_a_program_that_ends_has_saved(tmp_path, end):
+    """The thread goes on while the interpreter ends, when no other can be started."""
+    done = run_program(PROGRAM + end, tmp_path / "run")
+    assert done.stderr == "" or end.startswith("raise")
+    (name,) = (path.name for path in (tmp_path / "run").iterdir())
+    assert name == "000001.step-1"
+
+
+def test_a_program_that_ends_tells_what_was_not_saved(tmp_path):
+    (tmp_path / "file").write_text("")
+    told = "a save in the background failed: the checkpoint was not saved: rank 0 has "
+    assert told in run_program(PROGRAM, tmp_path / "file").stderr
+    caught = "try: engine.close()\nexcept pycoll.ArgumentError: pass"
+    assert run_program(PROGRAM + caught, tmp_path / "file").stderr == ""
+
+
+def run_program(text, path):
+    """Run a program of one rank in a process of its own."""
+    command, paths = [sys.executable, "-c", text, str(path)], os.pathsep.join(sys.path)
+    return subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, timeout=60
+    )
