@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from pycoll.cli.common.text import show_size, table
+from pycoll.errors import ArgumentError
 from pycoll.parallel.checkpoint.folder import candidates
 from pycoll.parallel.checkpoint.manifest import Damaged, Manifest
 from pycoll.parallel.checkpoint.reader import Reader
@@ -31,6 +32,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def main(args: argparse.Namespace) -> int:
     """Do it; 1 if a checkpoint is damaged."""
+    if args.action != "reshard" and (args.output is not None or args.files != 1):
+        raise ArgumentError(f"--output and --files are for reshard, not for {args.action}")
     try:
         if args.action == "reshard":
             print(reshard(args.path, args.output or f"{args.path}-resharded", args.files))
@@ -41,8 +44,8 @@ def main(args: argparse.Namespace) -> int:
                 print(f"{path}\n\n{listing(reader.manifest)}")
             else:
                 nbytes = reader.verify()
-                files = len(reader.manifest.files)
-                print(f"{path}: {files} files, {show_size(nbytes)}, all as they were written")
+                files = _count_files(reader.manifest)
+                print(f"{path}: {files}, {show_size(nbytes)}, all as they were written")
     except Damaged as error:
         print(f"damaged: {error}")
         return 1
@@ -63,5 +66,10 @@ def listing(manifest: Manifest) -> str:
     head = ("kind", "name", "type", "shape", "bytes", "pieces")
     return (
         f"{manifest.steps} steps, saved by {axes}; {show_size(total)} in "
-        f"{len(manifest.files)} files\n\n{table(head, rows, right=(3, 4, 5))}"
+        f"{_count_files(manifest)}\n\n{table(head, rows, right=(3, 4, 5))}"
     )
+
+
+def _count_files(manifest: Manifest) -> str:
+    count = len(manifest.files)
+    return f"{count} file{'s' * (count != 1)}"

@@ -1,6 +1,7 @@
 """``pycoll checkpoint``: show, verify, reshard."""
 
 import pytest
+from safetensors import SafetensorError, numpy
 
 from parallel.models import CrossEntropy, batches, mlp
 from pycoll.cli import main
@@ -56,3 +57,36 @@ def test_nothing_there(tmp_path, capsys):
     assert main(["checkpoint", "show", str(tmp_path)]) == 2
     assert capsys.readouterr().err == (f"pycoll checkpoint: there is no checkpoint in {tmp_path}\n")
     assert main(["checkpoint", "reshard", str(tmp_path), "--files", "0"]) == 2
+    missing = tmp_path / "no"
+    assert main(["checkpoint", "verify", str(missing)]) == 2
+    assert f"there is no checkpoint in {missing}, which does not exist\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("action", ["show", "verify", "reshard"])
+@pytest.mark.parametrize("inside", ["", "/run"])
+def test_a_file_in_place_of_a_folder(tmp_path, capsys, action, inside):
+    (tmp_path / "file").write_text("")
+    assert main(["checkpoint", action, f"{tmp_path}/file{inside}"]) == 2
+    assert f"{tmp_path}/file{inside} is no folder of checkpoints" in capsys.readouterr().err
+
+
+def test_what_cannot_be_written(path, tmp_path, capsys, monkeypatch):
+    """In one sentence, and without files that nobody can use."""
+    (tmp_path / "file").write_text("")
+    for output in (tmp_path / "file", tmp_path / "file" / "in"):
+        assert main(["checkpoint", "reshard", str(path), "-o", str(output)]) == 2
+        told = f"pycoll checkpoint: no checkpoint was written in {output}: "
+        assert capsys.readouterr().err.startswith(told)
+    monkeypatch.setattr(numpy, "save_file", full)
+    assert main(["checkpoint", "reshard", str(path), "-o", str(tmp_path / "full")]) == 2
+    assert capsys.readouterr().err.endswith("cannot be written: No space left on device\n")
+    assert list((tmp_path / "full").iterdir()) == []
+
+
+def full(arrays, path):
+    raise SafetensorError("No space left on device")
+
+
+def test_options_of_reshard(path, capsys):
+    assert main(["checkpoint", "show", str(path), "--files", "2"]) == 2
+    assert "--output and --files are for reshard, not for show" in capsys.readouterr().err

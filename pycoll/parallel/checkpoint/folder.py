@@ -25,21 +25,24 @@ def checkpoints(path: str) -> list[str]:
         names = os.listdir(path)
     except FileNotFoundError:
         return []
+    except NotADirectoryError:
+        raise ArgumentError(f"{path} is no folder of checkpoints, but a file or in one") from None
     found = [(int(match[1]), name) for name in names if (match := _NAME.fullmatch(name))]
     return [name for _, name in sorted(found)]
 
 
-def candidates(path: str, if_any: bool = False) -> list[str]:
+def candidates(path: str, if_any: bool = False, hint: str = "") -> list[str]:
     """Return the paths from which to load, the best first: of a checkpoint, or of a folder of them.
 
     Raises:
-        ArgumentError: If there is none, unless `if_any`.
+        ArgumentError: If there is none, unless `if_any`; with a `hint` what to do then.
     """
     if os.path.exists(os.path.join(path, MANIFEST)):
         return [path]
     found = [os.path.join(path, name) for name in reversed(checkpoints(path))]
     if not found and not if_any:
-        raise ArgumentError(f"there is no checkpoint in {path}")
+        missing = "" if os.path.isdir(path) else ", which does not exist"
+        raise ArgumentError(f"there is no checkpoint in {path}{missing}{hint}")
     return found
 
 
@@ -57,6 +60,11 @@ def begin(path: str, steps: int) -> str:
     name = f"{number:06d}.step-{steps}"
     os.mkdir(partial_path(path, name))
     return name
+
+
+def discard(path: str, name: str) -> None:
+    """Remove what there is of a checkpoint that does not become whole."""
+    shutil.rmtree(partial_path(path, name), ignore_errors=True)
 
 
 def partial_path(path: str, name: str) -> str:

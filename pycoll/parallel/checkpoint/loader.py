@@ -12,6 +12,7 @@ import numpy as np
 
 from pycoll.errors import ArgumentError, in_words
 from pycoll.parallel.channels import Channel
+from pycoll.parallel.checkpoint.arguments import checked
 from pycoll.parallel.checkpoint.folder import candidates
 from pycoll.parallel.checkpoint.manifest import PARAMETERS, Damaged, Manifest
 from pycoll.parallel.checkpoint.reader import Reader
@@ -24,7 +25,7 @@ Found = dict[tuple[str, str, int, int], Any]
 
 @dataclass(frozen=True)
 class Loaded:
-    """What was loaded.
+    """What was loaded; true if anything was.
 
     Attributes:
         path: The checkpoint.
@@ -35,6 +36,9 @@ class Loaded:
     path: str
     steps: int
     extra: Any
+
+    def __bool__(self) -> bool:
+        return bool(self.path)
 
 
 def load(
@@ -62,8 +66,9 @@ def load(
         ArgumentError: On every rank, if there is no undamaged checkpoint, or it does not fit.
         MismatchError: On every rank, if they read different ones.
     """
+    folder = checked(path, engine, "load")
     world, damage = engine.groups.world, ""
-    paths = _candidates(os.fspath(path), world, if_any)
+    paths = _candidates(folder, world, if_any)
     if not paths:
         return Loaded("", 0, None)
     for found in paths:
@@ -90,10 +95,10 @@ def load(
 
 def _candidates(path: str, world: Channel, if_any: bool) -> list[str]:
     """Return what the first rank finds; a collective."""
-    text, problem = "", ""
+    text, problem, hint = "", "", "; with if_any=True a program begins without one"
     try:
         if world.rank == 0:
-            text = "\n".join(candidates(path, if_any))
+            text = "\n".join(candidates(path, if_any, hint))
     except Exception as error:
         problem = str(error) if isinstance(error, ArgumentError) else in_words(error)
     text, problem = (gather_texts(t, world)[0] for t in (text, problem))

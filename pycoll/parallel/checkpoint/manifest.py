@@ -123,7 +123,8 @@ class Manifest:
             found = cls(**body | {"tensors": _tensors(body["tensors"])})
             _check(found)
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            what = f"{type(error).__name__}: {error}" if not str(error) else error
+            what = str(error) or type(error).__name__
+            what = f"it has no {what}" if isinstance(error, KeyError) else what
             raise Damaged(f"{os.path.join(path, MANIFEST)} cannot be used: {what}") from error
         return found
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from pycoll.errors import ArgumentError
-from pycoll.parallel.checkpoint.folder import begin, candidates, partial_path
+from pycoll.parallel.checkpoint.folder import begin, candidates, discard, partial_path
 from pycoll.parallel.checkpoint.manifest import Manifest
 from pycoll.parallel.checkpoint.reader import Reader
 from pycoll.parallel.checkpoint.writer import as_lists, finish, write_file
@@ -27,7 +27,7 @@ def reshard(source: str | os.PathLike[str], path: str | os.PathLike[str], files:
         files: Number of files, of nearly equal size.
 
     Raises:
-        ArgumentError: If there is no checkpoint, or it is damaged.
+        ArgumentError: If there is no checkpoint, it is damaged, or no other one can be written.
     """
     check_number("files", files, "[1, inf)", whole=True)
     with Reader(candidates(os.fspath(source))[0]) as reader:
@@ -57,12 +57,19 @@ def whole(kind: str, name: str, array: np.ndarray) -> Part:
 
 def write(path: str | os.PathLike[str], chunks: Iterable[Iterable[Part]], state: Manifest) -> str:
     """Write a checkpoint, a file for each chunk, with the counters of `state`; return its path."""
-    name = begin(path := os.fspath(path), state.steps)
-    written = []
-    for i, parts in enumerate(chunks):
-        tensors = write_file(partial_path(path, name), f"part-{i:05d}.safetensors", parts)
-        written.append(as_lists(tensors))
-    if not any(written):
-        raise ArgumentError("there is no array to write")
-    finish(path, name, state, written)
+    path, name, written = os.fspath(path), "", []
+    try:
+        name = begin(path, state.steps)
+        for i, parts in enumerate(chunks):
+            tensors = write_file(partial_path(path, name), f"part-{i:05d}.safetensors", parts)
+            written.append(as_lists(tensors))
+        if not any(written):
+            raise ArgumentError("there is no array to write")
+        finish(path, name, state, written)
+    except BaseException as error:
+        if name:
+            discard(path, name)
+        if isinstance(error, OSError):
+            raise ArgumentError(f"no checkpoint was written in {path}: {error}") from error
+        raise
     return os.path.join(path, name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import stat
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -18,7 +19,15 @@ import numpy as np
 from pycoll.errors import ArgumentError, in_words
 from pycoll.parallel.arrays import as_numpy
 from pycoll.parallel.channels import Channel
-from pycoll.parallel.checkpoint.folder import MANIFEST, begin, commit, partial_path, sync
+from pycoll.parallel.checkpoint.arguments import checked
+from pycoll.parallel.checkpoint.folder import (
+    MANIFEST,
+    begin,
+    commit,
+    discard,
+    partial_path,
+    sync,
+)
 from pycoll.parallel.checkpoint.hashes import fastest, hash_of
 from pycoll.parallel.checkpoint.manifest import Manifest, Piece, Tensor
 from pycoll.parallel.checkpoint.reader import safetensors
@@ -63,6 +72,7 @@ def save(
         ArgumentError: On every rank, if one cannot write. What was saved before is untouched.
         MismatchError: On every rank, if they have different steps or extras.
     """
+    folder = checked(path, engine, "save")
     if keep is not None:
         check_number("keep", keep, "[1, inf)", whole=True)
     if engine.saving is not None:
@@ -74,7 +84,7 @@ def save(
         dict(engine.mesh.axes),
         extra,
     )
-    job = _Job(os.fspath(path), parts, state, keep)
+    job = _Job(folder, parts, state, keep)
     if not background:
         return Saving(lambda: job.run(engine.groups.world))
     engine.saving = _in_background(job, engine)
@@ -194,17 +204,27 @@ class _Job:
 
     def run(self, world: Channel) -> str:
         """Save; a collective of the ranks of `world`. Return the path of the checkpoint."""
-        name, problem, pieces, first = "", "", {}, world.rank == 0
+        name, problem = "", ""
         try:
             facts = [self.state.to_json()]
             safetensors()
-            name = begin(self.path, self.state.steps) if first else ""
+            name = begin(self.path, self.state.steps) if world.rank == 0 else ""
         except Exception as error:  # also what `extra` raises: the other ranks wait
             facts, problem = [], in_words(error)
-        _raise_any(problem, world)
-        check_same(facts, "steps or extras to save", world)
-        name = gather_texts(name, world)[0]
-        folder = partial_path(self.path, name)
+        try:
+            _raise_any(problem, world)
+            check_same(facts, "steps or extras to save", world)
+            found = gather_texts(name, world)[0]
+            self._write(found, world)
+        except BaseException:
+            if name:
+                discard(self.path, name)
+            raise
+        return os.path.join(self.path, found)
+
+    def _write(self, name: str, world: Channel) -> None:
+        """Write the files of the checkpoint that was begun, and make it whole; a collective."""
+        folder, problem, pieces = partial_path(self.path, name), "", {}
         try:
             file = f"rank-{world.rank:05d}-of-{world.world_size:05d}.safetensors"
             pieces = write_file(folder, file, self.parts)
@@ -213,12 +233,11 @@ class _Job:
         _raise_any(problem, world)
         written = gather_texts(json.dumps(as_lists(pieces)), world)
         try:
-            if first:
+            if world.rank == 0:
                 finish(self.path, name, self.state, map(json.loads, written), self.keep)
         except Exception as error:
             problem = in_words(error)
         _raise_any(problem, world)
-        return os.path.join(self.path, name)
 
 
 def _raise_any(problem: str, world: Channel) -> None:
@@ -245,7 +264,7 @@ def write_file(folder: str, file: str, parts: Iterable[Part]) -> Tensors:
     if not arrays:
         return {}
     path = os.path.join(folder, file)
-    safetensors().numpy.save_file(arrays, path)
+    _save_file(arrays, path)
     with ThreadPoolExecutor(1) as pool:  # one thread waits for the disk, this one makes the hashes
         try:
             wait = pool.submit(sync, path).result
@@ -260,6 +279,18 @@ def write_file(folder: str, file: str, parts: Iterable[Part]) -> Tensors:
             hashed = Piece(**asdict(piece) | {"hash": hashes[piece.key], "box": piece.box})
             tensors[name] = Tensor(tensor.dtype, tensor.shape, (hashed,))
     return found
+
+
+def _save_file(arrays: dict[str, np.ndarray], path: str) -> None:
+    """Write a file of safetensors with the permissions that the program gives to new files."""
+    library = safetensors()
+    with open(path, "wb") as file:
+        mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+    try:
+        library.numpy.save_file(arrays, path)  # in a temporary file, which is private
+    except library.SafetensorError as error:
+        raise OSError(f"{path} cannot be written: {error}") from error
+    os.chmod(path, mode)
 
 
 def finish(
