@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -71,9 +72,19 @@ def gather_texts(text: str, channel: Channel) -> list[str]:
 
 
 def gather_problems(text: str, channel: Channel) -> str:
-    """Return ``"rank 1 has ...; rank 3 has ..."`` for the ranks with a text; a collective."""
-    texts = gather_texts(text, channel)
-    return "; ".join(f"rank {rank} has {found}" for rank, found in enumerate(texts) if found)
+    """Return ``"rank 1 has ...; ranks 2, 3 have ..."`` for ranks with a text; a collective."""
+    found = Counter(texts := gather_texts(text, channel))
+    return "; ".join(
+        f"{who_has(texts, text)} {'have' if count > 1 else 'has'} {text}"
+        for text, count in found.items()
+        if text
+    )
+
+
+def who_has(seen: Sequence[Any], value: Any) -> str:
+    """Name the ranks that have a value, as `ranks_with`, or ``"all ranks"``."""
+    alike = len(seen) > 1 and all(other == value for other in seen)
+    return "all ranks" if alike else ranks_with(seen, value)
 
 
 def ranks_with(seen: Sequence[Any], value: Any) -> str:

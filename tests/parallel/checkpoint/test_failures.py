@@ -93,7 +93,7 @@ def test_damage_is_seen_and_the_one_before_is_loaded(tmp_path, file, change):
     def read(comm):
         with small(comm) as engine:
             engine.step(batches(1))
-            with pytest.raises(ArgumentError, match=r"rank \d has .*" + re.escape(file)):
+            with pytest.raises(ArgumentError, match=r"(has|have) .*" + re.escape(file)):
                 load(tmp_path / "000002.step-2", engine)
             assert engine.steps == 1
             with pytest.warns(RuntimeWarning, match="tried next"):
@@ -203,9 +203,9 @@ def test_what_was_not_saved_is_removed(tmp_path, monkeypatch, where):
             engine.saving = None
             with pytest.raises(MismatchError):
                 save(tmp_path, engine, extra=comm.rank)
-        return os.listdir(tmp_path)
 
-    assert run_threads(2, rank) == [[]] * 2
+    run_threads(2, rank)
+    assert os.listdir(tmp_path) == []
 
 
 def test_json_that_is_no_manifest(tmp_path):
@@ -238,7 +238,7 @@ def test_arguments_of_other_libraries(tmp_path, call):
 def test_nothing_to_load(tmp_path):
     def rank(comm):
         with small(comm) as engine:
-            with pytest.raises(ArgumentError, match="no checkpoint in .* with if_any=True"):
+            with pytest.raises(ArgumentError, match=r"no checkpoint in .* if_any=True"):
                 load(tmp_path, engine)
             assert not load(tmp_path, engine, if_any=True)
             save(tmp_path, engine)

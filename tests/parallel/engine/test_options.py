@@ -216,6 +216,21 @@ def test_peers_hear_of_a_learning_rate_that_one_rank_cannot_use(lr, zero):
     assert run_threads(3, rank) == [(told, 0, False)] * 3
 
 
+@pytest.mark.parametrize(
+    ("wrong", "who"),
+    [({0}, "rank 0 has"), ({0, 2}, "ranks 0, 2 have"), ({0, 1, 2}, "all ranks have")],
+)
+def test_what_several_ranks_do_wrong_is_said_once(wrong, who):
+    def rank(comm):
+        trainer = engine(comm)
+        with pytest.raises(ArgumentError) as caught:
+            trainer.step(batches(1), lr=-1 if comm.rank in wrong else 0.1)
+        return str(caught.value)
+
+    told = f"the step was not taken: {who} lr=-1; accepted are numbers in [0, inf)"
+    assert run_threads(3, rank) == [told] * 3
+
+
 @pytest.mark.parametrize("zero", [0, 1])
 @pytest.mark.parametrize(
     ("change", "told"),

@@ -211,7 +211,11 @@ def make(comm, network=None, loss=None, **settings):
         ({"micro_batches": 3}, ArgumentError, "4 micro-batches, for a pipeline of 3"),
         ({"cut": ["layer9"]}, ArgumentError, "expected the names of 1 layers in their order"),
         ({"cut": "evenly"}, ArgumentError, "cut='evenly'; accepted: parameters, time, a list"),
-        ({"cut": "time"}, ArgumentError, "cannot be timed: rank 0 has sample: none: cut='time'"),
+        (
+            {"cut": "time"},
+            ArgumentError,
+            "cannot be timed: all ranks have sample: none: cut='time'",
+        ),
         ({"schedule": "interleaved:3"}, ArgumentError, "needs at least 6 layers; the model has 3"),
         ({"loss": 3}, ArgumentError, "loss=3; expected a loss"),
     ],
