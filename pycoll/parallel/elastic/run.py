@@ -22,6 +22,12 @@ from pycoll.parallel.engine.report import StepReport
 from pycoll.parallel.settings import check_number
 
 _STEP = "step"
+_FUNCTIONS = {
+    "build": "build(comm) makes the engine",
+    "data": "data(step, samples) returns inputs and targets",
+    "lr": "lr(step) returns the rate of a step, and the optimizer has one for all",
+    "load": "load(engine) returns the number of steps",
+}
 
 
 @dataclass(frozen=True)
@@ -59,8 +65,22 @@ class Change:
         return "; ".join([*words, f"{self.bytes / 1e6:.1f} MB of state, {self.seconds:.2f} s"])
 
 
+def _check_functions(functions: dict[str, Any]) -> None:
+    """Refuse what is no function; two may be None."""
+    for name, given in functions.items():
+        optional = name in ("lr", "load")
+        if not callable(given) and not (optional and given is None):
+            known = f"a function{', or None' if optional else ''}"
+            raise ArgumentError(f"{name}={given!r}; expected {known}: {_FUNCTIONS[name]}")
+
+
 def _check(
-    sizes: dict[str, int], redundancy: int, load: Any, checkpoint: Any, save_every: int | None
+    sizes: dict[str, int],
+    redundancy: int,
+    load: Any,
+    checkpoint: Any,
+    save_every: int | None,
+    keep: int | None,
 ) -> None:
     """Refuse arguments of `Elastic` that cannot be used."""
     for name, size in sizes.items():
@@ -68,8 +88,9 @@ def _check(
     batch, micro_batches = sizes["batch"], sizes["micro_batches"]
     if batch < micro_batches:
         raise ArgumentError(f"batch={batch} has fewer samples than micro_batches={micro_batches}")
-    if save_every is not None:
-        check_number("save_every", save_every, "[1, inf)", whole=True)
+    for name, count in (("save_every", save_every), ("keep", keep)):
+        if count is not None:
+            check_number(name, count, "[1, inf)", whole=True)
     if checkpoint is None and save_every is not None:
         raise ArgumentError(f"save_every={save_every} needs checkpoint=, a folder")
     if checkpoint is not None and load is not None:
@@ -145,18 +166,18 @@ class Elastic:
             keep: How many checkpoints stay.
 
         Raises:
-            ArgumentError: For numbers that cannot be used.
+            ArgumentError: For numbers that cannot be used, and what is no function.
         """
+        _check_functions({"build": build, "data": data, "lr": lr, "load": load})
         sizes = {"steps": steps, "batch": batch, "micro_batches": micro_batches}
-        _check(sizes, redundancy, load, checkpoint, save_every)
+        _check(sizes, redundancy, load, checkpoint, save_every, keep)
         self.comm, self._build, self._data = comm, build, data
         self.steps, self._sizes, self._lr, self._load = steps, (batch, micro_batches), lr, load
         self._folder, self._save_every, self._keep = checkpoint, save_every, keep
         self.step = self._epoch = 0
         self.change: Change | None = None
         self.changes: list[Change] = []
-        self._copies = Copies(redundancy)
-        self._since = time.monotonic()
+        self._copies, self._since = Copies(redundancy), time.monotonic()
 
     @property
     def engine(self) -> DataParallel:

@@ -154,12 +154,17 @@ def _not_micro_batches(micro_batches: Any) -> str:
     if not sized or isinstance(micro_batches, (Mapping, str, bytes)):
         return f"a {kind} in place of micro-batches"
     if isinstance(micro_batches, (list, tuple)):
-        for j, sample in enumerate(micro_batches):
-            if not isinstance(sample, (list, tuple)):
-                return f"a {type(sample).__name__} as micro-batch {j} of {len(micro_batches)}"
-            if len(sample) < 2:
-                return f"only {len(sample)} of two parts in micro-batch {j}"
+        count = len(micro_batches)
+        wrong = (not_a_sample(sample, j, count) for j, sample in enumerate(micro_batches))
+        return next(filter(None, wrong), "")
     return ""
+
+
+def not_a_sample(sample: Any, j: int, count: int) -> str:
+    """Return what is wrong with micro-batch j of ``count``."""
+    if not isinstance(sample, (list, tuple)):
+        return f"a {type(sample).__name__} as micro-batch {j} of {count}"
+    return f"only {len(sample)} of two parts in micro-batch {j}" if len(sample) < 2 else ""
 
 
 def agree(

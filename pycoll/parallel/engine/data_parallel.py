@@ -26,6 +26,7 @@ from pycoll.parallel.engine.agreement import (
     check_parts,
     check_structure,
     most_micro_batches,
+    not_a_sample,
     reduced,
 )
 from pycoll.parallel.engine.offload import Elsewhere, Kept, keeping
@@ -226,7 +227,12 @@ class DataParallel:
         plan = plan_sum(most, self.options.order)
         problems, losses = list[str](), list[tuple[float, int]]()
         for j, term in enumerate(plan):
-            sample = micro_batches[j] if j < len(micro_batches) else None
+            sample = None
+            if j < (count := len(micro_batches)):
+                sample = micro_batches[j]  # which may be made just now
+                if problem := not_a_sample(sample, j, count):
+                    problems += [] if problems else [f"{problem}, expected (inputs, targets)"]
+                    sample = None
             loss, count, back = self._passes.run(sample, self.loss_scale.value)
             losses.append((loss, count))
             for bucket in self.buckets:

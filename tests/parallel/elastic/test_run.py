@@ -298,6 +298,14 @@ def test_what_cannot_be_is_refused(tmp_path):
         ):
             with pytest.raises(ArgumentError):
                 Elastic(comm, build, data, **{**SIZES, **wrong})
+        for name, given in (("lr", 0.1), ("data", None), ("build", 3), ("load", "run/")):
+            arguments = {"build": build, "data": data, **SIZES, name: given}
+            with pytest.raises(ArgumentError, match=f"{name}={given!r}; expected a function"):
+                Elastic(comm, **arguments)
+        with pytest.raises(ArgumentError, match="keep=0"):
+            Elastic(comm, build, data, **SIZES, keep=0)
+        with pytest.raises(ArgumentError, match="a NoneType as micro-batch 0"):
+            next(iter(Elastic(comm.dup(), build, lambda step, samples: None, **SIZES)))
         with pytest.raises(ArgumentError, match="expected DataParallel"):
             next(iter(Elastic(comm, lambda c: None, data, **SIZES)))
         with pytest.raises(ArgumentError, match="each replica has a state of its own"):

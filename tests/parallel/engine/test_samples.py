@@ -1,5 +1,7 @@
 """What is no batch, and numbers of micro-batches that do not fit, are errors on every rank."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -62,6 +64,27 @@ def test_micro_batches_are_taken_when_their_turn_comes():
         return mine.taken
 
     assert run_threads(2, rank) == [2, 2]
+
+
+@pytest.mark.parametrize(("wrong", "told"), [(None, "a NoneType"), ((X,), "only 1 of two parts")])
+def test_a_lazy_micro_batch_that_is_none(wrong, told):
+    """It is not left out without a word."""
+
+    class Empty(Lazy):
+        def __getitem__(self, j):
+            return super().__getitem__(j) if j == 0 else wrong
+
+    def rank(comm):
+        trainer = engine(comm)
+        before = digest(trainer.gather())
+        try:
+            trainer.step(Empty() if comm.rank == 1 else Lazy())
+        finally:
+            assert digest(trainer.gather()) == before
+            assert not trainer.step([(X, T)]).skipped
+
+    for text in refused(3, rank):
+        assert re.search(f"rank 1 has {told} .*micro-batch 1.*, expected .inputs, targets.", text)
 
 
 @pytest.mark.parametrize("axes", [{"dp": 2, "tp": 2}, {"tp": 2, "dp": 2}, {"replica": 2, "tp": 2}])
