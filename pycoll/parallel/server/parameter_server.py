@@ -163,6 +163,7 @@ class ParameterServer:
     def pull(self) -> Any:
         """Return the parameters after this worker's last push, in the form they were given.
 
+        After `finish` this begins another round, in which servers have to serve: use `gather`.
         Those of a model are views, which later steps change.
         """
         self._require(not self.serves, "pull")
@@ -257,8 +258,9 @@ class ParameterServer:
     def _require(self, fits: bool, call: str) -> None:
         if not fits:
             who = "a server: it calls serve" if self.serves else f"worker {self.worker}"
-            model = "" if self.engine or self.serves else ", which was given no loss"
-            raise ArgumentError(f"{call} is not for rank {self.comm.rank}, {who}{model}")
+            if call == "step" and not self.serves:
+                who += ", which was given no loss: it calls pull and push"
+            raise ArgumentError(f"{call} is not for rank {self.comm.rank}, {who}")
 
     def _between_rounds(self, call: str) -> None:
         if self._open:
@@ -322,7 +324,12 @@ class ParameterServer:
             worker.begin(Lines(self.comm, self._places))
 
     def close(self, error: BaseException | None = None) -> None:
-        """Leave; with an ``error``, ranks that wait raise, too. Not a collective."""
+        """Leave; with an ``error``, ranks that wait raise, too. Not a collective.
+
+        A worker that has not called `finish` leaves with an error.
+        """
+        if error is None and self._open:
+            error = ArgumentError(f"worker {self.worker} was closed before it called finish")
         self._parts.close(error)
         self.comm.__exit__(type(error) if error else None, error, None)
 

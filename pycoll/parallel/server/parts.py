@@ -261,6 +261,11 @@ def _check(plan: dict[str, Any], settings: dict[str, Any], ranks: int) -> None:
     if plan["servers"] >= ranks:
         raise ArgumentError(f"servers={plan['servers']} of {ranks} ranks leave no worker")
     if plan["mode"] == "ssp":
+        if plan["staleness"] is None:
+            raise ArgumentError(
+                "mode='ssp' needs staleness, the steps by which a worker may be ahead of the "
+                "slowest: an integer in [0, inf)"
+            )
         check_number("staleness", plan["staleness"], "[0, inf)", whole=True)
     elif plan["staleness"] is not None:
         raise ArgumentError(f"staleness is for mode='ssp', not {plan['mode']!r}")

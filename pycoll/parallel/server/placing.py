@@ -55,6 +55,10 @@ class Form:
         """
         if self.shape is not None:
             x = np.asarray(given)
+            if x.dtype.hasobject:
+                raise ArgumentError(
+                    f"the gradient is {kind_of(given)}; expected an array of shape {self.shape}"
+                )
             if x.shape != self.shape:
                 raise ArgumentError(
                     f"the gradient has shape {x.shape}; the parameters have {self.shape}"
@@ -89,6 +93,11 @@ def form_of(given: Any, servers: int, bucket_bytes: int) -> Form:
     """
     arrays = {"": given} if isinstance(given, np.ndarray) else given
     if not isinstance(arrays, Mapping):
+        if not hasattr(given, "layers"):
+            raise ArgumentError(
+                f"the model is {kind_of(given)}; expected a chain of named layers, such as "
+                "Sequential([(name, layer), ...]), a NumPy array, or arrays by name"
+            )
         return Form(given)
     kinds = {
         x.dtype.name if isinstance(x, np.ndarray) else type(x).__name__ for x in arrays.values()

@@ -71,7 +71,7 @@ def test_a_state_goes_on_with_servers_and_without():
         with ParameterServer(
             comm, mlp(), CrossEntropy(), servers=2, optimizer=OPTIMIZER, bucket_bytes=700
         ) as ps:
-            with pytest.raises(ArgumentError, match="not loaded: rank 0 has a state of other"):
+            with pytest.raises(ArgumentError, match="not loaded: all ranks have a state of other"):
                 ps.load_state_dict({**state, "parameters": {}})
             ps.load_state_dict(state)
             for step in (3, 4):
@@ -141,7 +141,8 @@ def _values(x):
         ({"servers": 2}, "leave no worker"),
         ({"servers": 0}, "servers=0"),
         ({"mode": "fast"}, "accepted: sync, async, ssp"),
-        ({"mode": "ssp"}, "staleness=None"),
+        ({"mode": "ssp"}, "mode='ssp' needs staleness"),
+        ({"mode": "ssp", "staleness": -1}, "staleness=-1; accepted are integers"),
         ({"staleness": 1}, "staleness is for mode='ssp'"),
         ({"on_death": "drop"}, "Elastic trains"),
         ({"clip_norm": 1.0}, "clip_norm: not for parameter servers"),
@@ -151,6 +152,7 @@ def _values(x):
         ({"model": np.zeros(0)}, "without elements"),
         ({"model": {}}, "no arrays"),
         ({"model": 3}, "the model is an int"),
+        ({"model": [1.0]}, "), a NumPy array, or arrays by name"),
         ({"loss": 3}, "expected a loss"),
     ],
 )
@@ -204,6 +206,38 @@ def test_a_push_that_is_refused_changes_nothing():
             return ps.gather().tolist()
 
     assert run_threads(2, rank) == [[-1.0] * 6] * 2
+
+
+def test_a_worker_that_forgets_to_finish():
+    """The server is told what happened, not that a peer has closed."""
+
+    def rank(comm):
+        with ParameterServer(comm, np.zeros(2), optimizer=SGD(0.1)) as ps:
+            if ps.serves:
+                with pytest.raises(PeerLost, match="worker 0 was closed before it called finish"):
+                    ps.serve()
+            else:
+                ps.push(np.ones(2))
+
+    run_processes(2, rank)
+
+
+def test_calls_that_are_not_for_a_rank():
+    def rank(comm):
+        with ParameterServer(comm, np.zeros(2), optimizer=SGD(0.1)) as ps:
+            call = (lambda: ps.push(np.ones(2))) if ps.serves else ps.serve
+            with pytest.raises(ArgumentError, match=r"is not for rank \d, (a server|worker 0)"):
+                call()
+            if ps.serves:
+                return ps.serve().updates
+            with pytest.raises(ArgumentError, match="given no loss: it calls pull and push"):
+                ps.step([(np.ones((1, 2)), np.ones(1))])
+            with pytest.raises(ArgumentError, match="is a dict; expected an array of"):
+                ps.push({"w": np.ones(2)})
+            ps.finish()
+            return 0
+
+    assert run_threads(2, rank) == [0, 0]
 
 
 def test_a_loss_that_is_not_finite_is_not_pushed():
