@@ -17,6 +17,11 @@ from pycoll.errors import ArgumentError
 from pycoll.parallel.settings import check_number, check_numbers
 
 
+def is_optimizer(given: Any) -> bool:
+    """Tell whether something has what an `Optimizer` has, and is no class."""
+    return hasattr(given, "update") and hasattr(given, "slots") and not isinstance(given, type)
+
+
 class Optimizer(Protocol):
     """Updates parameters.
 

@@ -17,6 +17,7 @@ from pycoll.parallel.engine.agreement import most_micro_batches
 from pycoll.parallel.engine.options import Options
 from pycoll.parallel.engine.report import StepReport
 from pycoll.parallel.mesh import Mesh
+from pycoll.parallel.nn.losses import sum_and_count
 from pycoll.parallel.state.bucket import Bucket
 from pycoll.parallel.state.layout import Unit
 from pycoll.parallel.state.parts import Part
@@ -175,7 +176,7 @@ class _AutogradPasses:
         if sample is None:
             return 0.0, 0, None
         with torch.enable_grad():  # the caller may have turned it off
-            total, count = self._loss(self._module(sample[0]), sample[1])
+            total, count = sum_and_count(self._loss(self._module(sample[0]), sample[1]))
             return float(total.detach()), count, total * scale
 
     def back(self, total: torch.Tensor | None) -> None:

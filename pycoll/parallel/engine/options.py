@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from pycoll.errors import ArgumentError
-from pycoll.parallel.optim import AdamW, Optimizer
+from pycoll.parallel.optim import AdamW, Optimizer, is_optimizer
 from pycoll.parallel.precision import LossScale, Precision, dtype_of, recipe
 from pycoll.parallel.settings import check_number, describe
 from pycoll.parallel.state.averaging import Average, DiLoCo
@@ -26,10 +26,7 @@ _ACCEPTED = {
     "offload": ("none", "activations", "optimizer", "all"),
 }
 _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "optimizer": (
-        lambda x: hasattr(x, "update") and not isinstance(x, type),
-        "an optimizer, such as AdamW(lr=3e-4)",
-    ),
+    "optimizer": (is_optimizer, "an optimizer, such as AdamW(lr=3e-4) of pycoll.parallel"),
     "loss_scale": (lambda x: x is None or isinstance(x, LossScale), "a LossScale, or None"),
     "hook": (lambda x: x is None or isinstance(x, Hook), "a Hook, or None"),
     "averaging": (lambda x: isinstance(x, Average | DiLoCo), "Average(), DiLoCo() or Gossip()"),
@@ -124,7 +121,8 @@ class Options:
         for name, (fits, expected) in _KINDS.items():
             value = getattr(self, name)
             if not fits(value):
-                raise ArgumentError(f"{name}={value!r}; expected {expected}")
+                text = " ".join(repr(value).split())  # of PyTorch it has many lines
+                raise ArgumentError(f"{name}={text}; expected {expected}")
         for name, accepted in _ACCEPTED.items():
             value = getattr(self, name)
             if value not in accepted:
@@ -142,8 +140,9 @@ class Options:
                     "sync_every: replicas would skip steps alone; use a recipe without loss scale, "
                     "nonfinite='error' and device='cpu'"
                 )
-        elif self.sync_after:
-            raise ArgumentError(f"sync_after={self.sync_after} is for sync_every, which is None")
+        elif self.sync_after or self.averaging != Average():
+            name = "sync_after" if self.sync_after else "averaging"
+            raise ArgumentError(f"{name}={getattr(self, name)!r} is for sync_every, which is None")
         if self.offloads("activations") and self.wrap is not _as_it_is:
             raise ArgumentError(
                 "offload of activations moves arrays of NumPy and CuPy; with wrap layers keep "

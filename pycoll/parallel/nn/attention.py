@@ -61,7 +61,7 @@ class CausalAttention(NoParameters):
     Attributes:
         heads: Number of heads, over all ranks.
         width: Features of a head.
-        key: Name of the layer.
+        key: Names the layer, as in `Linear`.
         comm: Ranks over which heads are split.
         drop: Probability with which a weight is dropped.
         cursor: Position of training, for dropout.

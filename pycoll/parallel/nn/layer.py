@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+from pycoll.errors import ArgumentError
 from pycoll.parallel.arrays import Array
 from pycoll.parallel.channels import LayerComm
-from pycoll.parallel.random import normal_init
+from pycoll.parallel.random import Key, normal_init
 
 Params = Mapping[str, Array]
 """Parameters of a layer by name."""
@@ -108,6 +109,11 @@ def normal_weight(layer: Any, shape: tuple[int, ...], axis: int = 0, **more: Any
     The layer has `key`, `std` (None: ``in_features ** -0.5``) and `dtype`. If it has `comm`, `axis`
     is split over these ranks. `more` are other fields.
     """
+    if not isinstance(layer.key, Key):
+        raise ArgumentError(
+            f"{type(layer).__name__} has key={layer.key!r}; expected a Key of "
+            "pycoll.parallel.random, such as Key(0).fold('name')"
+        )
     comm = getattr(layer, "comm", None)
     std = layer.in_features**-0.5 if layer.std is None else layer.std
     place = () if comm is None else (axis, comm.rank, comm.world_size)

@@ -87,7 +87,7 @@ class Linear:
     Attributes:
         in_features: Features of the input.
         out_features: Features of the output.
-        key: Name of the layer in random numbers and errors.
+        key: Names the layer in random numbers and errors: ``Key(seed).fold(name)``.
         bias: Whether there is a bias, which starts as zeros.
         std: Standard deviation of the initial weights; by default ``in_features ** -0.5``.
         dtype: Type of the parameters.
@@ -141,7 +141,7 @@ class Embedding:
     Attributes:
         vocabulary: Number of tokens.
         features: Length of a row.
-        key: Name of the layer.
+        key: Names the layer, as in `Linear`.
         std: Standard deviation of the initial table.
         dtype: Type of the table.
     """
@@ -181,7 +181,7 @@ class LayerNorm:
 
     Attributes:
         features: Length of the last axis.
-        key: Name of the layer.
+        key: Names the layer, as in `Linear`.
         epsilon: Added to the variance.
         dtype: Type of the parameters.
         sequence_parallel: The input is this rank's part of the sequence, so that gradients of the

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from pycoll.errors import ArgumentError
+from pycoll.errors import ArgumentError, kind_of
 from pycoll.parallel.arrays import Array, as_indices, cast, has_extras, namespace, widen
 from pycoll.parallel.channels import LayerComm
 from pycoll.parallel.nn.layers import check_indices, flat
@@ -20,6 +20,20 @@ class Saved(NamedTuple):
     ignored: Array | None  # rows that have no target; None: all have one
     shape: tuple[int, ...]  # of the logits
     dtype: Any  # of the logits
+
+
+def sum_and_count(found: Any) -> tuple[Any, Any]:
+    """Return what a function of a program gave as loss: a sum, and the number of samples.
+
+    Raises:
+        ArgumentError: If it gave something else, such as the sum or the mean alone.
+    """
+    if not isinstance(found, (tuple, list)) or len(found) != 2:
+        raise ArgumentError(
+            f"the loss returned {kind_of(found)}; expected two things, the sum of the losses of "
+            "the micro-batch and the number of its samples, such as (loss, len(targets))"
+        )
+    return found[0], found[1]
 
 
 def prepare(logits: Array, targets: Any, ignore_index: int, vocabulary: int) -> tuple[Array, ...]:

@@ -76,7 +76,7 @@ class Position:
     Attributes:
         length: Largest number of positions, of the whole sequence.
         features: Length of a row.
-        key: Name of the layer.
+        key: Names the layer, as in `Linear`.
         sequence: Ranks over which the sequence is split.
         context: How it is divided over context-parallel ranks.
         std: Standard deviation of the initial table.
@@ -128,7 +128,7 @@ class Dropout(NoParameters):
 
     Attributes:
         drop: Probability of a zero.
-        key: Name of the layer.
+        key: Names the layer, as in `Linear`.
         cursor: Position of training.
         sequence: Ranks over which the sequence is split.
         context: How it is divided over context-parallel ranks.

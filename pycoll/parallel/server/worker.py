@@ -12,6 +12,7 @@ from pycoll import kernels
 from pycoll.comm import Communicator, Work
 from pycoll.errors import ArgumentError
 from pycoll.parallel.channels import Channel, Ledger, Pending
+from pycoll.parallel.nn.losses import sum_and_count
 from pycoll.parallel.optim import UpdateArgs
 from pycoll.parallel.state.bucket import Bucket
 from pycoll.parallel.state.hook import Hook
@@ -129,7 +130,7 @@ class Counted:
 
     def __call__(self, output: Any, targets: Any) -> tuple[Any, int]:
         """Return the sum of the losses of a PyTorch module, and the number of samples."""
-        total, count = self._loss(output, targets)
+        total, count = sum_and_count(self._loss(output, targets))
         self.note(total.item(), count)
         return total, count
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from pycoll.errors import ArgumentError
 from pycoll.parallel.channels import Channel
-from pycoll.parallel.optim import SGD, Optimizer, UpdateArgs
+from pycoll.parallel.optim import SGD, Optimizer, UpdateArgs, is_optimizer
 from pycoll.parallel.state.bucket import Bucket
 
 
@@ -88,6 +89,13 @@ class DiLoCo:
 
     outer: Optimizer = field(default_factory=lambda: SGD(0.7, momentum=0.9, nesterov=True))
     meets = True
+
+    def __post_init__(self) -> None:
+        """Refuse what is no optimizer, such as its rate."""
+        if not is_optimizer(self.outer):
+            raise ArgumentError(
+                f"outer={self.outer!r}; expected an optimizer, such as SGD(0.7, momentum=0.9)"
+            )
 
     def prepare(self, bucket: Bucket) -> None:
         """Make what it keeps for ``bucket``."""

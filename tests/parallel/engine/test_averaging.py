@@ -204,6 +204,8 @@ def test_what_differs_is_not_saved():
         {"averaging": 3},
         {"sync_after": -1},
         {"sync_every": None, "sync_after": 1},
+        {"sync_every": None, "averaging": DiLoCo()},
+        {"sync_every": None, "averaging": Average(states=True)},
     ],
 )
 def test_refused(options):
@@ -212,6 +214,12 @@ def test_refused(options):
             engine(comm, **{"every": 2, **options})
 
     run_threads(1, rank)
+
+
+@pytest.mark.parametrize("outer", [0.7, SGD, None])
+def test_an_outer_optimizer_that_is_none(outer):
+    with pytest.raises(ArgumentError, match=r"outer=.*; expected an optimizer"):
+        DiLoCo(outer)
 
 
 @pytest.mark.parametrize("states", [False, True])

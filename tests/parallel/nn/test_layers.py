@@ -47,6 +47,12 @@ LAYERS = {
 }
 
 
+@pytest.mark.parametrize("kind", [Linear, Embedding, Position])
+def test_a_name_in_place_of_a_key(kind):
+    with pytest.raises(ArgumentError, match=f"{kind.__name__} has key='a'; expected a Key"):
+        kind(4, 3, "a").parameters()
+
+
 @pytest.mark.parametrize("name", LAYERS)
 def test_gradients_are_those_of_the_forward_pass(name):
     layer, shape = LAYERS[name]

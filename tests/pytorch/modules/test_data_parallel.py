@@ -103,6 +103,28 @@ def train(comm, total, zero, dtype=torch.float32, nbytes=1000):
     return found, report.grad_norm, report.bytes
 
 
+@pytest.mark.parametrize("given", [lambda x: x.sum(), lambda x: None, lambda x: (x.sum(),)])
+def test_a_loss_that_is_not_a_sum_and_a_number(given):
+    """As those of PyTorch are, which return the mean alone."""
+
+    def rank(comm):
+        engine = DataParallel(net(), lambda output, targets: given(output), Mesh(comm, dp=-1))
+        with pytest.raises(ArgumentError, match=r"loss returned .*; expected two things, the sum"):
+            engine.step(data(0, 1))
+
+    run_threads(1, rank)
+
+
+def test_an_optimizer_of_pytorch():
+    def rank(comm):
+        optimizer = torch.optim.SGD(net().parameters(), lr=0.1)
+        with pytest.raises(ArgumentError, match=r"=SGD \( .* of pycoll\.parallel") as caught:
+            DataParallel(net(), loss, Mesh(comm, dp=-1), optimizer=optimizer)
+        assert "\n" not in str(caught.value)
+
+    run_threads(1, rank)
+
+
 @pytest.mark.parametrize("zero", [0, 1, 2])
 def test_it_trains_as_torch_does(zero):
     expected, norm = plain(4, torch.float64)
