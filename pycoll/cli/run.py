@@ -96,7 +96,9 @@ def main(args: argparse.Namespace) -> int:
             "how many ranks? pycoll run -n N script.py args...; what follows the script is for it"
         )
     command, (least, most) = _command(args), args.n
-    if least < 1 or most < least:
+    if most < least:
+        raise ArgumentError(f"-n is {least}..{most}, expected the fewest ranks first, as in 2..8")
+    if least < 1:
         raise ArgumentError(f"-n is {_written(args.n)}, expected at least 1 rank")
     if most > MAX_RANKS:
         raise ArgumentError(
@@ -177,8 +179,8 @@ def _hosts(args: argparse.Namespace, n: int) -> list[str]:
 
 def _number_of_ranks(text: str) -> tuple[int, int]:
     """Read a number of ranks, ``4``, or the fewest and the most of them, ``2..8``."""
-    least, _, most = text.partition("..")
-    return int(least), int(most or least)
+    least, dots, most = text.partition("..")
+    return int(least), int(most if dots else least)
 
 
 _number_of_ranks.__name__ = "number of ranks"  # in argparse's message about another text

@@ -160,7 +160,9 @@ def test_a_signal_ends_the_job(jobs):
     [
         (["-n", "2..3"], "-n from..to and --restarts are for --elastic"),
         (["-n", "3", "--restarts", "1"], "-n from..to and --restarts are for --elastic"),
-        (["-n", "3..2", "--elastic"], "-n is 3..2, expected at least 1 rank"),
+        (["-n", "3..2", "--elastic"], "-n is 3..2, expected the fewest ranks first"),
+        (["-n", "0..2", "--elastic"], "-n is 0..2, expected at least 1 rank"),
+        (["-n", "2..", "--elastic"], "invalid number of ranks value: '2..'"),
         (["-n", "2", "--elastic", "--keep-going"], "leave --keep-going out"),
         (["-n", "2", "--elastic", "--restarts", "-1"], "--restarts is -1"),
     ],
