@@ -1,4 +1,4 @@
-"""The programs of the tutorial and of the how-to pages run, and print what the pages say."""
+"""The programs of the tutorial and of other pages run, and print what the pages say."""
 
 import doctest
 import re
@@ -11,7 +11,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(p for part in ("tutorial", "how-to") for p in (ROOT / "docs" / part).glob("*.md"))
-PAGES.append(ROOT / "docs/coming-from.md")
+PAGES += [
+    ROOT / f"docs/{name}.md" for name in ("coming-from", "checkpoints", "elastic", "parallel")
+]
 BLOCK = re.compile(r'^```(python title="([^"]+)"|console)\n(.*?)^```', re.MULTILINE | re.DOTALL)
 SEEN = doctest.OutputChecker()
 
