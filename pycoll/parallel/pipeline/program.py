@@ -95,8 +95,12 @@ class Schedule:
         steps: Steps that are unrolled in a program: 1 with a flush at the end of a step.
         versions: ``versions(stage, p, m)``: versions of the parameters that a stage holds at most.
         weights: Which version a forward pass takes, a function of `Use`; None: the newest.
+        age: ``age(stage, p, m)``: how many steps, of those before its own, are not in the version
+            that a forward pass takes, at most.
         per_step: Micro-batches after which parameters change: ``m``, or 1 without a flush.
         least: Fewest micro-batches of a step, given p.
+        bubble: ``bubble(p, m)``: time that the busiest stage waits at most, where F, B and W of a
+            chunk take one unit each and transfers none. None: it is not stated.
         source: Paper and section.
     """
 
@@ -110,8 +114,10 @@ class Schedule:
     steps: int = 1
     versions: Bound = lambda stage, p, m: 1
     weights: Callable[[Use], int] | None = None
+    age: Bound = lambda stage, p, m: 0
     per_step: Callable[[int], int] = lambda m: m
     least: Callable[[int], int] = lambda p: 1
+    bubble: Callable[[int, int], float] | None = None
     source: str = field(default="", compare=False)
 
     def program(self, p: int, m: int, steps: int | None = None) -> Program:
@@ -254,8 +260,10 @@ def _computations(schedule: Schedule, stage: int, p: int, m: int) -> list[Op]:
     """Return what a stage computes, with chunk numbers of the model."""
     unit, total = schedule.pad(p), m * schedule.steps
     padded = -(-total // unit) * unit
-    found = []
-    for op in _author(schedule, stage, p, padded):
+    found: list[Op] = []
+    for number, op in enumerate(_author(schedule, stage, p, padded)):
+        if number > 2 * len(COMPUTE) * schedule.chunks * padded:
+            raise ScheduleError(f"{schedule.name}: stage {stage} goes on after {number} operations")
         if not isinstance(op, Op) or op.kind not in COMPUTE:
             raise ScheduleError(f"{schedule.name}: stage {stage} yields {op!r}; expected F, B or W")
         if not 0 <= op.chunk < schedule.chunks or not 0 <= op.micro < padded:
@@ -292,7 +300,7 @@ def by_rule(schedule: Schedule, p: int, m: int) -> list[list[Op]]:
                 if all(ended.get(need, now + 1) <= now for need in needs(op, depth))
             ]
             if ready:
-                found.append((stage, min(ready, key=schedule.order)))  # type: ignore[arg-type]
+                found.append((stage, _first(schedule, ready)))
         if not found:
             raise ScheduleError(f"{schedule.name}: {p} stages that hold {most} chunks cannot go on")
         now += 1
@@ -302,6 +310,14 @@ def by_rule(schedule: Schedule, p: int, m: int) -> list[list[Op]]:
             following[stage][op.kind, op.chunk] += 1
             held[stage] += {"F": 1, "B": 0, "W": -1}[op.kind]
     return orders
+
+
+def _first(schedule: Schedule, ready: list[Op]) -> Op:
+    try:
+        return min(ready, key=schedule.order)  # type: ignore[arg-type]
+    except Exception as error:
+        text = f"{', '.join(map(str, ready))}: {type(error).__name__}: {error}"
+        raise ScheduleError(f"{schedule.name}: the rule cannot order {text}") from error
 
 
 def _author(schedule: Schedule, stage: int, p: int, m: int) -> Iterator[Op]:

@@ -4,15 +4,16 @@ What is proven of every program: each F, B and W happens once, on the stage that
 after what it needs; every transfer meets the one it is meant for, without any buffer, and no two
 stages wait for each other; nothing is used after it was freed; gradients are added in the order of
 the micro-batches, and all of them before REDUCE and STEP; no stage holds more activations or more
-versions of its parameters than the schedule states; a backward pass takes the version of its
-forward pass.
+versions of its parameters than the schedule states, and takes none that is older; a backward pass
+takes the version of its forward pass; the busiest stage waits no longer than the schedule states.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 from pycoll.errors import ScheduleError
 from pycoll.parallel.pipeline.program import COMPUTE, Op, Program, Use, needs
@@ -27,6 +28,7 @@ class Proof:
         live: Most activations each stage holds at once, in micro-batches of a whole stage.
         versions: Most versions of its parameters that each stage holds at once.
         transfers: Messages that each stage sends.
+        bubble: How long the busiest stage waits if F, B and W take one unit of time each.
         order: The operations of all stages in an order in which they can happen: ``(stage, op)``.
         used: Version of the parameters that each forward pass takes: ``(stage, op)`` -> version.
     """
@@ -35,6 +37,7 @@ class Proof:
     live: tuple[float, ...]
     versions: tuple[int, ...]
     transfers: tuple[int, ...]
+    bubble: int
     order: tuple[tuple[int, Op], ...] = field(repr=False)
     used: dict[tuple[int, Op], int] = field(repr=False)
 
@@ -55,6 +58,7 @@ def prove(program: Program) -> Proof:
         tuple(stage.most_live / program.schedule.chunks for stage in stages),
         tuple(stage.most_versions for stage in stages),
         tuple(sum(op.kind == "SEND" for op in ops) for ops in program.stages),
+        _check_time(program, order),
         order,
         {(s.number, op): version for s in stages for op, version in s.used.items()},
     )
@@ -101,6 +105,25 @@ def _run(program: Program, stages: list[_Stage]) -> Iterator[tuple[int, Op]]:
             f"{program}: stages wait for each other, where no transfer is buffered: "
             f"{', '.join(waits)}{done}"
         )
+
+
+def _check_time(program: Program, order: Iterable[tuple[int, Op]]) -> int:
+    """Return the bubble: what is needed comes before what needs it in the order."""
+    ends: dict[Op, int] = {}
+    ready = [0] * program.p
+    for stage, op in order:
+        if op.kind in COMPUTE:
+            times = [ends[need] for need in needs(op, program.depth)]
+            ends[op] = ready[stage] = 1 + max(ready[stage], *times, 0)
+    busy = Counter(program.owners[op.chunk] for op in ends)
+    bubble, stated = max(ready) - max(busy.values()), program.schedule.bubble
+    if stated is not None and bubble > (most := stated(program.p, program.m)):
+        stage = ready.index(max(ready))
+        raise ScheduleError(
+            f"{program}: the busiest stage waits for {bubble} units of time until stage {stage} is "
+            f"at the end; the schedule states {most:g}"
+        )
+    return bubble
 
 
 def _other_end(op: Op) -> Op:
@@ -157,7 +180,7 @@ class _Stage:
         check(op)
         return op
 
-    def _refuse(self, op: Op, why: str) -> None:
+    def _refuse(self, op: Op, why: str) -> NoReturn:
         raise ScheduleError(f"{self.program}: stage {self.number}: {op} {why}")
 
     def _compute(self, op: Op) -> None:
@@ -237,13 +260,27 @@ class _Stage:
         version = self._wanted(op, self._version)
         if not 0 <= version <= self._version:
             self._refuse(op, f"wants version {version} of the parameters, of {self._version + 1}")
+        program, lacks = self.program, op.micro // self._per - version
+        if lacks > (most := program.schedule.age(self.number, program.p, program.m)):
+            self._refuse(
+                op,
+                f"takes version {version} of the parameters, which lacks {lacks} steps; "
+                f"the schedule states {most:g}",
+            )
         self.used[op] = version
         self._count_versions()
 
     def _wanted(self, op: Op, newest: int) -> int:
         rule, program = self.program.schedule.weights, self.program
-        use = Use(op.micro, self.number, newest, program.p, program.m)
-        return newest if rule is None else rule(use)
+        if rule is None:
+            return newest
+        try:
+            version = rule(Use(op.micro, self.number, newest, program.p, program.m))
+        except Exception as error:
+            self._refuse(op, f"has no version: {type(error).__name__}: {error}")
+        if not isinstance(version, int):
+            self._refuse(op, f"wants version {version!r} of the parameters; expected a number")
+        return version
 
     def _count_versions(self) -> None:
         """Count the versions that are new, or needed by what is in flight or still to come."""

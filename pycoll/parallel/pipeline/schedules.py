@@ -1,7 +1,8 @@
 """Schedules that flush: all micro-batches of a step are over before parameters change.
 
 Costs are in units of a forward pass of one stage, for F, B and W that take one each. The *bubble*
-is the part of a step in which a stage waits. A stage sends the gradient of its input after B,
+is the part of a step in which a stage waits; what a schedule states of it, which is proven, is in
+units of one chunk. A stage sends the gradient of its input after B,
 before W; where the two are one, as in automatic differentiation, 2 (p - 1) becomes 3 (p - 1).
 """
 
@@ -12,17 +13,17 @@ from collections.abc import Iterator
 from pycoll.parallel.pipeline.program import B, F, Op, Schedule, W, pipeline
 
 
-@pipeline("naive", live=lambda stage, p, m: 1)
+@pipeline("naive", live=lambda stage, p, m: 1, bubble=lambda p, m: 2 * m * (p - 1))
 def naive(stage: int, p: int, m: int) -> Iterator[Op]:
     """One micro-batch at a time, through all stages and back: model parallelism, no pipeline.
 
-    Cost: bubble 3 m (p - 1); 1 live activation.
+    Cost: bubble 2 m (p - 1); 1 live activation.
     """
     for i in range(m):
         yield from (F(i), B(i), W(i))
 
 
-@pipeline("gpipe", live=lambda stage, p, m: m)
+@pipeline("gpipe", live=lambda stage, p, m: m, bubble=lambda p, m: 2 * (p - 1))
 def gpipe(stage: int, p: int, m: int) -> Iterator[Op]:
     """All forward passes, then all backward passes.
 
@@ -38,7 +39,7 @@ def gpipe(stage: int, p: int, m: int) -> Iterator[Op]:
         yield from (B(i), W(i))
 
 
-@pipeline("1f1b", live=lambda stage, p, m: min(p - stage, m))
+@pipeline("1f1b", live=lambda stage, p, m: min(p - stage, m), bubble=lambda p, m: 2 * (p - 1))
 def one_f_one_b(stage: int, p: int, m: int) -> Iterator[Op]:
     """A backward pass after each forward pass, as soon as there is one.
 
@@ -56,14 +57,18 @@ def one_f_one_b(stage: int, p: int, m: int) -> Iterator[Op]:
 def interleaved(chunks: int = 2) -> Schedule:
     """Return the schedule for a number of chunks of a stage: a smaller bubble, more transfers.
 
-    Cost: bubble 2 (p - 1) / chunks; chunks times the transfers.
+    Cost: bubble 2 (p - 1) / chunks, if p divides m; chunks times the transfers. Where micro-batches
+    are missing to a multiple of p, their places may be empty.
     Source: Narayanan et al., SC 2021, section 2.2.2.
     """
 
     def live(stage: int, p: int, m: int) -> float:
         return min(2 * (p - stage - 1) + (chunks - 1) * p + 1, m * chunks) / chunks
 
-    @pipeline(f"interleaved:{chunks}", live=live, chunks=chunks, pad=lambda p: p)
+    def bubble(p: int, m: int) -> float:
+        return 2 * (p - 1) + 3 * chunks * (-m % p)
+
+    @pipeline(f"interleaved:{chunks}", live=live, bubble=bubble, chunks=chunks, pad=lambda p: p)
     def order(stage: int, p: int, m: int) -> Iterator[Op]:
         def at(k: int, backward: bool) -> tuple[int, int]:
             group, rest = divmod(k, p * chunks)
@@ -83,13 +88,17 @@ def interleaved(chunks: int = 2) -> Schedule:
     return order
 
 
-@pipeline("zb_h1", live=lambda stage, p, m: min(p, m))
+@pipeline(
+    "zb_h1",
+    live=lambda stage, p, m: min(p, m),
+    bubble=lambda p, m: p - 1 + max(0, p - m),
+)
 def zb_h1(stage: int, p: int, m: int) -> Iterator[Op]:
     """1F1B whose gradients of parameters wait for a time in which the stage has nothing to do.
 
     Stage s may be s gradients of parameters behind, so that it holds as much as stage 0 does.
 
-    Cost: bubble p - 1; p live activations.
+    Cost: bubble p - 1, and p - m more if m < p; p live activations.
     Source: Qi et al., "Zero bubble pipeline parallelism", ICLR 2024, section 2.1, ZB-H1.
     """
     ahead, done = min(p - stage - 1, m), 0
@@ -104,17 +113,33 @@ def zb_h1(stage: int, p: int, m: int) -> Iterator[Op]:
     yield from map(W, range(done, m))
 
 
-@pipeline("zb_v", live=lambda stage, p, m: min(p, m), layout="vee", chunks=2, rule=True)
+def _bubble_of_zb_v(p: int, m: int) -> float:
+    few = max(0, 3 * p - 2 * m) if m > p else 2 * (p - m) + max(0, p - 2 * m)
+    return p - 1 + few
+
+
+@pipeline(
+    "zb_v",
+    live=lambda stage, p, m: min(p, m),
+    layout="vee",
+    chunks=2,
+    rule=True,
+    bubble=_bubble_of_zb_v,
+)
 def zb_v(op: Op) -> tuple:
-    """Two chunks a stage, down and up again: backward before forward, gradients of weights last.
+    """Two chunks a stage, down and up again: forward while there is room, weights last.
 
     Of two micro-batches the older one comes first, of its two chunks the later one.
 
-    Cost: bubble (p - 1) / 2; p live activations.
+    Cost: bubble (p - 1) / 2, if m = p or m >= 3 p / 2; p live activations.
     Source: Qi et al., "Zero bubble pipeline parallelism", ICLR 2024, section 6, ZB-V; the order
     comes from the rule instead of a table.
     """
-    return "BFW".index(op.kind), op.micro, -op.chunk
+    return "FBW".index(op.kind), op.micro, -op.chunk
+
+
+def _bubble_of_dualpipe_v(p: int, m: int) -> float:
+    return min(2 * (p - 1), p - 1 + 2 * (-m % (2 * p))) + 2 * max(0, p - m)
 
 
 @pipeline(
@@ -123,11 +148,12 @@ def zb_v(op: Op) -> tuple:
     layout="vee",
     chunks=2,
     pad=lambda p: 2 * p,
+    bubble=_bubble_of_dualpipe_v,
 )
 def dualpipe_v(stage: int, p: int, m: int) -> Iterator[Op]:
     """Two chunks a stage, a forward pass of one beside a backward pass of the other.
 
-    Cost: bubble (p - 1) / 2 + filling; p + 1/2 live activations.
+    Cost: bubble (p - 1) / 2, if 2 p divides m, else up to p - 1; p + 1/2 live activations.
     Source: DeepSeek-AI, "DualPipe", 2025, README; Qi et al., "DualPipe could be better without the
     dual", 2025.
     """
@@ -164,5 +190,5 @@ def dualpipe_v(stage: int, p: int, m: int) -> Iterator[Op]:
                 yield from whole(chunk)
     for _ in range(p - stage - 1):
         yield from (owed(), one("B", 0))
-    while count["W", 1] < m or count["W", 0] < m:
+    while count["W", 0] < m:
         yield owed()

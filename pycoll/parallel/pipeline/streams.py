@@ -28,7 +28,9 @@ def _stream(stage: int, p: int, micros: int) -> Iterator[Op]:
     live=lambda stage, p, m: p - stage,
     steps=_STEPS,
     versions=lambda stage, p, m: p - stage,
+    age=lambda stage, p, m: p - stage - 1,
     per_step=lambda m: 1,
+    bubble=lambda p, m: 2 * (p - 1),
 )
 def pipedream(stage: int, p: int, m: int) -> Iterator[Op]:
     """1F1B without a flush: parameters change after every micro-batch, on every stage by itself.
@@ -52,6 +54,7 @@ pipedream_sync: Schedule = replace(
     name="pipedream_sync",
     weights=_as_stage_0,
     versions=lambda stage, p, m: p,
+    age=lambda stage, p, m: p - 1,
     source='Narayanan et al., "PipeDream", SOSP 2019, section 3.3, vertical sync.',
 )
 
@@ -65,8 +68,10 @@ def _one_step_old(use: Use) -> int:
     live=lambda stage, p, m: p - stage,
     steps=_STEPS,
     versions=lambda stage, p, m: 2,
+    age=lambda stage, p, m: 1,
     weights=_one_step_old,
     least=lambda p: p,
+    bubble=lambda p, m: 2 * (p - 1),
 )
 def two_bw(stage: int, p: int, m: int) -> Iterator[Op]:
     """1F1B without a flush, two versions: micro-batches of step t take what step t - 2 has left.

@@ -1,6 +1,7 @@
 """Every pipeline schedule is proven, keeps what it states, and every wrong one is rejected."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -26,6 +27,9 @@ def test_it_is_proven_for_every_size_and_a_second_opinion_agrees(schedule):
             continue
         proof = prove(schedule.program(p, m))
         replay(proof.program, seed=p * m)
+        assert proof.bubble == simulate(proof.program).bubble <= schedule.bubble(p, m)
+        if m % p == 0 or "interleaved" not in schedule.name:
+            assert proof.bubble == schedule.bubble(p, m)
         for stage in range(p):
             assert proof.live[stage] <= schedule.live(stage, p, m)
             assert proof.versions[stage] <= schedule.versions(stage, p, m)
@@ -141,6 +145,26 @@ def test_too_many_live_activations_are_rejected():
         prove(greedy.program(2, 4))
 
 
+def test_a_schedule_that_waits_longer_than_it_states_is_rejected():
+    """1F1B in the place of one that fills the bubble: everything else is right."""
+    lazy = replace(find("1f1b"), bubble=find("zb_h1").bubble)
+    with pytest.raises(ScheduleError, match=r"waits for 6 units .* the schedule states 3"):
+        prove(lazy.program(4, 8))
+
+
+def test_parameters_that_are_older_than_stated_are_rejected():
+    first = replace(find("2bw"), weights=lambda use: 0)
+    with pytest.raises(ScheduleError, match=r"takes version 0 .* lacks 2 steps; .* states 1"):
+        prove(first.program(2, 4))
+    for rule, text in (
+        (lambda use: None, "wants version None of the parameters; expected a number"),
+        (lambda use: use.missing, "has no version: AttributeError"),
+        (lambda use: use.newest + 1, "wants version 1 of the parameters, of 1"),
+    ):
+        with pytest.raises(ScheduleError, match=text):
+            prove(replace(find("2bw"), weights=rule).program(2, 4))
+
+
 def test_an_order_that_no_stage_can_follow():
     @pipeline("backwards", live=lambda stage, p, m: m)
     def backwards(stage, p, m):
@@ -162,6 +186,21 @@ def test_authors_who_are_wrong(what):
 
     with pytest.raises(ScheduleError, match=r"^mine: stage 0"):
         mine.program(2, 1)
+
+
+def test_authors_who_never_end():
+    @pipeline("mine", live=lambda stage, p, m: m)
+    def mine(stage, p, m):
+        while True:
+            yield F(0)
+
+    with pytest.raises(ScheduleError, match="mine: stage 0 goes on after 7 operations"):
+        mine.program(2, 1)
+
+
+def test_rules_that_compare_nothing():
+    with pytest.raises(ScheduleError, match=r"mine: the rule cannot order .*: TypeError"):
+        replace(find("zb_v"), name="mine", order=lambda op: None).program(2, 1)
 
 
 def mutants(program, rng):
