@@ -4,8 +4,12 @@
     python benchmarks/traced.py --gpt
 
 Traced and untraced times take turns on ranks that each have a core, if there are as many; the
-median and the quartiles of what one takes more than the other before it count. The thread that
-writes the trace works in the background: what it costs some core is counted by itself.
+median and the quartiles of what one takes more than the other before it count. They are short, so
+that other programs disturb few of them. The thread that writes the trace works in the background:
+what it costs some core is counted by itself.
+
+How the linker has placed the functions, and where memory lies, move the times of calls by some ns
+between builds, and between runs of one: to compare two builds takes many of each.
 """
 
 import argparse
@@ -23,7 +27,8 @@ from pycoll.parallel import AdamW, DataParallel, Mesh
 from pycoll.parallel.gpt import GPT, TransformerConfig
 from pycoll.testing import run_processes
 
-CALLS, STEPS = 2000, 20  # at a time
+CALLS, STEPS = 300, 20  # at a time
+CALLS_FIRST = 30  # after which the ranks are in step
 TOKENS, BATCH = 64, 4  # of a sequence, and sequences of a rank
 
 
@@ -57,9 +62,11 @@ def measure(comm, what, rounds):
     if len(cores) >= comm.world_size:
         os.sched_setaffinity(0, {cores[comm.rank]})
     work, times = what(comm)
+    x = comm.zeros(1, np.float64)
 
     def once():
-        comm.barrier()
+        for _ in range(CALLS_FIRST):
+            comm.all_reduce(x, out=x)
         start = time.perf_counter_ns()
         work()
         return (time.perf_counter_ns() - start) / times
@@ -89,12 +96,11 @@ def of_writer_ns():
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--rounds", type=int, help="600, or 100 with --gpt")
     parser.add_argument("--gpt", action="store_true", help="steps of training instead of calls")
     args = parser.parse_args()
-    rows = run_processes(
-        args.ranks, measure, steps if args.gpt else calls, args.rounds, timeout=600
-    )
+    what, rounds = (steps, 100) if args.gpt else (calls, 600)
+    rows = run_processes(args.ranks, measure, what, args.rounds or rounds, timeout=600)
     unit, name = (1e6, "ms a step") if args.gpt else (1, "ns a call")
     for rank, (plain, traced, writing) in enumerate(rows):
         plain, traced = np.array(plain) / unit, np.array(traced) / unit
