@@ -69,7 +69,8 @@ def _tids(trace: Merged, number: int) -> int:
 
 
 def _thread(group: Group, number: int, rank: int, tids: int) -> Iterator[dict[str, Any]]:
-    more = f", communicator {number} ({len(group.members)} ranks)" if number > 1 else ""
+    ranks = f"{len(group.members)} rank{'s' * (len(group.members) > 1)}"
+    more = f", communicator {number} ({ranks})" if number > 1 else ""
     yield _named("thread_name", tids + rank, {"name": f"rank {rank}{more}"})
     yield _named("thread_sort_index", tids + rank, {"sort_index": tids + rank})
 
