@@ -153,7 +153,7 @@ PYBIND11_MODULE(_C, m) {
   bind_control(m);
   OwnedClass<TraceBell>(m, "TraceBell")
       .def(made<TraceBell>())
-      .def("wait", &TraceBell::wait, "us"_a, Release())
+      .def("wait", &TraceBell::wait, "seen"_a, "us"_a, Release())
       .def("ring", &TraceBell::ring);
   OwnedClass<Trace>(m, "Trace")
       .def(py::init([](size_t capacity, uintptr_t begin, uintptr_t end,

@@ -114,25 +114,29 @@ uint32_t Engine::site(std::string_view text) {
 
 void Engine::execute_traced(const Job& job) {
   if (trace_ == nullptr) return execute(job);  // it ended while the call was queued
-  const auto first = static_cast<uint32_t>(iteration());
   trace_->begin(job.call->descriptor, job.call->count);
-  const uint64_t enter = ticks();
-  traced_ = {.wait_begin = enter};
-  const auto note = [&](uint32_t failed) {
-    const auto total = static_cast<int64_t>(ticks() - enter);  // a signed one is quickly converted
+  TraceRecord& record = trace_->open();
+  record.waited = 0;
+  record.iteration = static_cast<uint32_t>(iteration());
+  record.site = static_cast<uint16_t>(job.site);
+  record.awaited = TraceRecord::kNobody;
+  record.enter = traced_.wait_begin = ticks();
+  const auto note = [&] {
+    record.leave = ticks();
     trace_->end();
-    trace_->add({enter, descriptor_, count_, static_cast<float>(total),
-                 static_cast<float>(static_cast<int64_t>(traced_.waited)), first,
-                 static_cast<uint16_t>(job.site | failed), traced_.awaited});
+    record.descriptor = descriptor_;  // of an alternative, if that was run
+    record.count = count_;
     traced_.wait_begin = 0;
+    trace_->close(record);
   };
   try {
     execute(job);
   } catch (...) {
-    note(TraceRecord::kFailed);
+    record.site |= TraceRecord::kFailed;
+    note();
     throw;
   }
-  note(0);
+  note();
 }
 
 void Engine::run(const BoundCall& call, const void* in, void* out, uint32_t site, double timeout_s,

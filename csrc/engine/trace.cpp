@@ -27,23 +27,28 @@ struct [[gnu::packed]] PackedRecord {
 };
 static_assert(sizeof(PackedRecord) == 38);
 
-// Returns 0, or the error of the system.
-int write_all(int file, const char* data, size_t nbytes) {
-  while (nbytes > 0) {
-    const ssize_t n = ::write(file, data, nbytes);
+// Writes all, or up to an error of the system, which it returns, else 0. `written`, 0 before, is
+// how many bytes the file has taken.
+int write_all(int file, const char* data, size_t nbytes, size_t& written) {
+  while (written < nbytes) {
+    const ssize_t n = ::write(file, data + written, nbytes - written);
     if (n < 0 && errno != EINTR) return errno;
-    if (n > 0) data += n, nbytes -= static_cast<size_t>(n);
+    if (n > 0) written += static_cast<size_t>(n);
   }
   return 0;
 }
+
+// Ticks that one call takes; a signed number is quickly converted.
+float quickly(uint64_t ticks) { return static_cast<float>(static_cast<int64_t>(ticks)); }
 
 }  // namespace
 
 Trace::Trace(size_t capacity, Marks marks, std::shared_ptr<TraceBell> bell)
     : mask_(std::bit_ceil(std::max<size_t>(capacity, 4)) - 1),
-      marks_(marks),
-      bell_(std::move(bell)),
       records_(nullptr, {(mask_ + 1) * sizeof(TraceRecord)}),
+      marks_(marks),
+      stop_((mask_ + 1) / 4),
+      bell_(std::move(bell)),
       first_(read_clocks()),
       last_(first_) {
   void* ring = mmap(nullptr, records_.get_deleter().nbytes, PROT_READ | PROT_WRITE,
@@ -54,6 +59,19 @@ Trace::Trace(size_t capacity, Marks marks, std::shared_ptr<TraceBell> bell)
 }
 
 void Trace::Unmap::operator()(TraceRecord* ring) const { munmap(ring, nbytes); }
+
+// The bell is to ring, or there may be no room: the place at `end_` stays free, for open().
+void Trace::stop() {
+  const uint64_t end = end_.load(std::memory_order_relaxed) + 1, quarter = (mask_ + 1) / 4;
+  const uint64_t begin = begin_.load(std::memory_order_acquire);
+  if (end - begin > mask_) {
+    lost_.store(lost_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+    return;
+  }
+  end_.store(end, std::memory_order_release);
+  stop_ = std::min(end - end % quarter + quarter, begin + mask_ + 1);
+  if (end % quarter == 0 && bell_ != nullptr) bell_->ring();
+}
 
 size_t Trace::take(TraceRecord* to, size_t most) {
   const uint64_t begin = begin_.load(std::memory_order_relaxed);
@@ -73,7 +91,8 @@ int Trace::write(int file) {
   const auto ns_per_tick = static_cast<float>(overall.ns_per_tick);
   std::array<PackedRecord, kAtOnce> packed;
   int error = 0;
-  while (begin < end && error == 0) {
+  uint64_t unwritten = unwritten_.load(std::memory_order_relaxed);
+  while (begin < end) {
     const size_t n = std::min<size_t>(end - begin, kAtOnce);
     for (size_t i = 0; i < n; ++i) {
       const TraceRecord& record = records_[(begin + i) & mask_];
@@ -83,8 +102,8 @@ int Trace::write(int file) {
                    .descriptor = record.descriptor,
                    .count_low = static_cast<uint32_t>(record.count),
                    .count_high = static_cast<uint16_t>(record.count >> 32),
-                   .total_ns = record.total * ns_per_tick,
-                   .waited_ns = record.waited * ns_per_tick,
+                   .total_ns = quickly(record.leave - record.enter) * ns_per_tick,
+                   .waited_ns = quickly(record.waited) * ns_per_tick,
                    .iteration = record.iteration,
                    .site = record.site,
                    .awaited = record.awaited};
@@ -92,8 +111,14 @@ int Trace::write(int file) {
     }
     begin += n;
     begin_.store(begin, std::memory_order_release);
-    error = write_all(file, reinterpret_cast<const char*>(packed.data()), n * sizeof(PackedRecord));
+    size_t written = 0;  // bytes
+    if (file >= 0 && error == 0) {
+      error = write_all(file, reinterpret_cast<const char*>(packed.data()),
+                        n * sizeof(PackedRecord), written);
+    }
+    unwritten += n - written / sizeof(PackedRecord);
   }
+  unwritten_.store(unwritten, std::memory_order_relaxed);
   last_ = now;
   return error;
 }
@@ -113,12 +138,14 @@ void Trace::count(const TraceRecord& record, float total_ns, float waited_ns) {
   ++counts.by_time[bucket];
 }
 
-void TraceBell::wait(uint32_t us) {
+// The word and the sleepers are sequentially consistent, as every Bell wants it: who sleeps either
+// sees the ring, or is seen. Records do not depend on them, but on `end_`.
+uint32_t TraceBell::wait(uint32_t seen, uint32_t us) {
   const Bell bell{&rung_, &sleepers_};
   sleepers_.fetch_add(1, std::memory_order_seq_cst);
-  sleep_on(bell, seen_, us);
+  sleep_on(bell, seen, us);
   sleepers_.fetch_sub(1, std::memory_order_relaxed);
-  seen_ = load_bell(bell);
+  return load_bell(bell);
 }
 
 void TraceBell::ring() {
@@ -155,13 +182,14 @@ const WaitPolicy& Engine::attend(uint32_t peer) {
 // After a wait that others may see, or that is timed.
 void Engine::end_of_wait() {
   if ((waiting_ & kTimed) != 0) {
+    TraceRecord& record = trace_->open();
     const uint64_t now = ticks(), waited = now - traced_.wait_begin;
-    traced_.wait_begin = now;
-    traced_.waited += waited;
-    if (waited >= traced_.longest) {
+    if (record.awaited == TraceRecord::kNobody || waited >= traced_.longest) {
       traced_.longest = waited;
-      traced_.awaited = static_cast<uint16_t>(traced_.peer);
+      record.awaited = static_cast<uint16_t>(traced_.peer);
     }
+    record.waited += waited;
+    traced_.wait_begin = now;
   }
   if ((waiting_ & kNoted) != 0) block_->waiting_peer.store(-1, std::memory_order_release);
   waiting_ = 0;

@@ -52,13 +52,21 @@ void TwoLevelEngine::run(const StagedCall& call, const void* in, void* out, uint
   const auto note = [&](uint32_t failed) {
     flat_->shown(failed == 0);
     if (trace_ == nullptr) return;
-    const auto total = static_cast<float>(ticks() - enter);
+    const uint64_t leave = ticks();
     trace_->end();
-    auto waited = static_cast<float>(flat_->count_waits(true));
+    uint64_t waited = flat_->count_waits(true);
     TraceRecord stage;
     while (stages_->take(&stage, 1) != 0) waited += stage.waited;
-    trace_->add({enter, descriptor, count, total, std::min(waited, total), iteration,
-                 static_cast<uint16_t>(site | failed), TraceRecord::kNobody});
+    TraceRecord& record = trace_->open();
+    record = {.enter = enter,
+              .leave = leave,
+              .descriptor = descriptor,
+              .count = count,
+              .waited = std::min(waited, leave - enter),
+              .iteration = iteration,
+              .site = static_cast<uint16_t>(site | failed),
+              .awaited = TraceRecord::kNobody};
+    trace_->close(record);
   };
   try {
     run_staged(call, in, out, site, timeout_s);

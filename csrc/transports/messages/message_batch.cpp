@@ -50,24 +50,26 @@ void MessageEngine::show(uint64_t descriptor, uint64_t count, uint32_t site) {
   if (trace_ == nullptr) return;
   trace_->begin(descriptor, count);
   waited_ = 0;
-  open_ = {ticks(),
-           descriptor,
-           count,
-           0,
-           0,
-           static_cast<uint32_t>(seq_),
-           static_cast<uint16_t>(site),
-           TraceRecord::kNobody};
+  trace_->open() = {.enter = ticks(),
+                    .leave = 0,
+                    .descriptor = descriptor,
+                    .count = count,
+                    .waited = 0,
+                    .iteration = static_cast<uint32_t>(seq_),
+                    .site = static_cast<uint16_t>(site),
+                    .awaited = TraceRecord::kNobody};
+  traced_ = true;
 }
 
 void MessageEngine::shown(bool done) {
   if (board_ != nullptr) board_->end_call(done);
-  if (trace_ == nullptr || open_.enter == 0) return;
-  open_.total = static_cast<float>(ticks() - open_.enter);
+  if (trace_ == nullptr || !std::exchange(traced_, false)) return;
+  TraceRecord& record = trace_->open();
+  record.leave = ticks();
   trace_->end();
-  open_.waited = static_cast<float>(waited_);
-  if (!done) open_.site |= TraceRecord::kFailed;
-  trace_->add(std::exchange(open_, {}));
+  record.waited = waited_;
+  if (!done) record.site |= TraceRecord::kFailed;
+  trace_->close(record);
 }
 
 // Puts a call behind those under way, and lets it begin.

@@ -235,7 +235,7 @@ class MessageEngine {
 
   std::unique_ptr<Board> board_;
   std::shared_ptr<Trace> trace_;
-  TraceRecord open_{};  // of the running call; without `enter` there is none
+  bool traced_ = false;  // the running call is
   bool timed_ = false;
   uint64_t waited_ = 0;  // in it, in ticks
 

@@ -37,7 +37,7 @@ def facts(seen: Analysis) -> list[str]:
             f"below {trace.device_error_ns / 1e3:.3g} us"
         )
     if seen.lost:
-        lines.append(f"{seen.lost:,} calls were too fast for the disk, and are missing")
+        lines.append(f"{seen.lost:,} calls are missing: the disk was too slow, or took no more")
     return lines
 
 

@@ -1,9 +1,9 @@
 """The files of a trace: two for each rank of each communicator.
 
 ``NAME.calls`` has 38 bytes for each call, as `PACKED` says. ``NAME.jsonl`` has a head in its first
-line, and then lines that name call sites, messages, how much memory the rank used, what its system
-knew of its connections, how many samples it had in each step and how long it waited, what its
-device did, and who held it up when it waited long.
+line, in its second how many calls are lost, and then lines that name call sites, messages, how much
+memory the rank used, what its system knew of its connections, how many samples it had in each step
+and how long it waited, what its device did, and who held it up when it waited long.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Stream:
             None, for each step.
         device: Rows of what a device did: name, when it began, on the host's clock, how long it
             took, bytes, stream, when it was launched, and the error of these times; all in ns.
-        lost: Calls for which there was no room.
+        lost: Calls for which there was no room, in memory or on the disk.
     """
 
     head: dict[str, Any]

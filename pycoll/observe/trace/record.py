@@ -60,7 +60,9 @@ class Tracer:
         self._closed = False
         self._long_s, self._rest_until = _LONG_S, 0.0
         self._lock = threading.RLock()
+        self._lost = self._lost_at = 0  # calls, as noted, and where
         self._calls, self._notes = self._open(session, Path(folder))
+        self._file = self._calls.fileno()  # -1: no more is written
         session.guard(self._engine.trace, self._trace)
         for way in ("send", "recv"):
             setattr(session, way, self._timed(way))
@@ -93,10 +95,12 @@ class Tracer:
             folder.mkdir(parents=True, exist_ok=True)
             calls = open(folder / f"{name}.calls", "wb", buffering=0)
             notes = open(folder / f"{name}.jsonl", "w", encoding="utf-8")
+            notes.write(json.dumps(head) + "\n")
+            self._lost_at = notes.tell()
+            notes.write(_lost_line(0))
+            notes.flush()  # the rank may be stopped from now on
         except OSError as error:
             raise ArgumentError(f"cannot write a trace to {str(folder)!r}: {error}") from None
-        notes.write(json.dumps(head) + "\n")
-        notes.flush()  # the rank may be stopped from now on
         return calls, notes
 
     def _timed(self, way: str) -> Any:
@@ -118,26 +122,34 @@ class Tracer:
     def move(self) -> None:
         """Move the calls to disk."""
         if not self._trace.empty:
-            with self._lock, contextlib.suppress(ValueError):  # the files are closed
-                self._trace.write(self._calls.fileno())
+            with self._lock:
                 self._fresh = True
+                self._trace.write(self._file)
 
     def flush(self) -> None:
-        """Move all that has been noted to disk."""
+        """Move all that has been noted to disk, or give up."""
         if os.getpid() != self._pid:
             return
-        self.move()
-        if not self._fresh and not self._messages:
-            return
-        with self._lock, contextlib.suppress(ValueError):
-            self._fresh = False
-            for number, text in self._sites.texts().items():
-                if number not in self._known:
-                    self._known.add(number)
-                    self._note({"site": number, "text": text})
-            while self._messages:
-                self._note({"message": self._messages.pop(0)})
-            self._notes.flush()
+        try:
+            self.move()
+            if self._fresh or self._messages:
+                with self._lock, contextlib.suppress(ValueError):  # the files are closed
+                    self._flush_notes()
+        except OSError as error:
+            self.give_up(error)
+
+    def _flush_notes(self) -> None:
+        self._fresh = False
+        if self._trace.lost != self._lost:  # in place: there is room for it on a full disk, too
+            self._lost = self._trace.lost
+            os.pwrite(self._notes.fileno(), _lost_line(self._lost).encode(), self._lost_at)
+        for number, text in self._sites.texts().items():
+            if number not in self._known:
+                self._known.add(number)
+                self._note({"site": number, "text": text})
+        while self._messages:
+            self._note({"message": self._messages.pop(0)})
+        self._notes.flush()
 
     def look(self) -> None:
         """Note memory and connections, less and less often, and who is to blame for a long wait."""
@@ -200,8 +212,9 @@ class Tracer:
             return by_collective(self._trace)
 
     def _note(self, value: dict[str, Any]) -> None:
-        self._notes.write(json.dumps(value) + "\n")
-        self._fresh = True
+        if self._file >= 0:
+            self._notes.write(json.dumps(value) + "\n")
+            self._fresh = True
 
     def stop(self) -> None:
         """Trace no more calls, and close the files."""
@@ -214,11 +227,13 @@ class Tracer:
         self.close()
 
     def give_up(self, error: OSError) -> None:
-        """Write nothing any more, and say why: the disk is full, say."""
-        with self._lock:  # nobody is writing to what others may open in their place
-            for file in (self._calls, self._notes):
-                with contextlib.suppress(OSError):
-                    file.close()
+        """Count all further calls as lost, and say why: the disk is full, say."""
+        with self._lock:
+            if self._file < 0:  # it has been said
+                return
+            with contextlib.suppress(OSError, ValueError):
+                self._flush_notes()  # of the calls that are written
+            self._file = -1
         warnings.warn(f"a trace ends early, for it cannot be written: {error}", stacklevel=2)
 
     def close(self) -> None:
@@ -232,15 +247,18 @@ class Tracer:
         with self._lock, contextlib.suppress(CollError, _C.EngineError, OSError, ValueError):
             self._note_system()  # at the end, too
         self._writer.remove(self)
-        try:
-            self.flush()
-            with self._lock:
-                if self._trace.lost and not self._notes.closed:  # it was not given up
-                    self._note({"lost": self._trace.lost})
-                self._calls.close()
-                self._notes.close()
-        except OSError as error:
-            self.give_up(error)
+        self.flush()
+        with self._lock:  # nobody is writing to what others may open in their place
+            for file in (self._calls, self._notes):
+                try:
+                    file.close()
+                except OSError as error:
+                    self.give_up(error)
+            self._file = -1
+
+
+def _lost_line(calls: int) -> str:
+    return f'{{"lost": {calls:20}}}\n'
 
 
 def _tuned(session: Any) -> list[list[Any]]:

@@ -94,10 +94,11 @@ class Writer:
             thread.join()
 
     def _work(self, stopped: threading.Event) -> None:
+        seen = 0
         for visit in itertools.count():
             until = time.monotonic() + _PERIOD_S
             while not stopped.is_set() and (left_s := until - time.monotonic()) > 0:
-                self.bell.wait(int(1e6 * left_s))
+                seen = self.bell.wait(seen, int(1e6 * left_s))
                 self._visit(lambda one: one.move())
             if stopped.is_set():
                 return

@@ -3,10 +3,8 @@
 import gc
 import gzip
 import json
-import os
 import threading
 import time
-import warnings
 
 import numpy as np
 import pytest
@@ -154,51 +152,6 @@ def test_many_quick_calls_are_all_written(tmp_path):
     assert [stream.lost for stream in trace.streams] == [0, 0]
     assert [stream.calls.size for stream in trace.streams] == [200_000, 200_000]
     assert (np.diff(trace.streams[0].calls["enter_ns"].astype(np.int64)) > 0).all()
-
-
-def test_a_full_disk_ends_the_trace_and_not_the_job(tmp_path):
-    """Of one communicator; others are traced on."""
-
-    def rank(comm):
-        other = comm.dup()
-        x = np.ones(2)
-        with warnings.catch_warnings(record=True) as told, comm.trace(tmp_path):
-            warnings.simplefilter("always")
-            full = os.open("/dev/full", os.O_WRONLY)
-            os.dup2(full, comm._session.observer.tracer._calls.fileno())
-            deadline = time.monotonic() + 20
-            while comm.all_reduce(int(not told and time.monotonic() < deadline)):
-                other.all_reduce(x)
-                time.sleep(0.01)
-            total, calls = comm.all_reduce(x)[0], other.stats().collectives["all_reduce"].calls
-        writers = sum(t.name == "pycoll trace" for t in threading.enumerate())
-        return [str(w.message) for w in told], total, calls, writers
-
-    for told, total, calls, writers in run_processes(2, rank):
-        assert told == [
-            "a trace ends early, for it cannot be written: [Errno 28] No space left on device"
-        ]
-        assert total == 2
-        assert calls > 0
-        assert writers == 0
-
-
-def test_a_disk_that_is_full_at_the_end_is_told(tmp_path):
-    def rank(comm):
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
-            with comm.trace(tmp_path):
-                full = os.open("/dev/full", os.O_WRONLY)
-                tracer = comm._session.observer.tracer
-                for file in (tracer._calls, tracer._notes):
-                    os.dup2(full, file.fileno())
-                comm.all_reduce(np.ones(2))
-        return [str(w.message) for w in told], comm.all_reduce(1)
-
-    for told, total in run_processes(2, rank):
-        assert len(told) == 1
-        assert "[Errno 28] No space left on device" in told[0]
-        assert total == 2
 
 
 def test_the_late_rank_is_named(tmp_path):
