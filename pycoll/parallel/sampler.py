@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pycoll.errors import ArgumentError
+from pycoll.errors import ArgumentError, kind_of
 from pycoll.parallel.random import Key, words
 from pycoll.parallel.settings import check_number, describe
 
@@ -135,6 +135,8 @@ class Sampler:
         Raises:
             ArgumentError: If it is of another order: size, seed or `shuffle` differ.
         """
+        if not isinstance(saved, Mapping):
+            raise ArgumentError(f"the saved order is {kind_of(saved)}; expected that of state_dict")
         own = self.state_dict()
         for name in ("size", "seed", "shuffle"):
             if saved.get(name) != own[name]:

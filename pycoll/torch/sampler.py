@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import torch.utils.data
 
+from pycoll.errors import ArgumentError, kind_of
 from pycoll.parallel.sampler import Sampler
 
 
@@ -26,6 +27,10 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
 
     def __init__(self, sampler: Sampler, rank: int = 0, ranks: int = 1) -> None:
         """Take the order of `sampler`; see `Sampler.part` for the ranks."""
+        if not isinstance(sampler, Sampler):
+            raise ArgumentError(
+                f"the sampler is {kind_of(sampler)}; expected a Sampler of pycoll.parallel"
+            )
         self._sampler, self._place = sampler, (rank, ranks)
         sampler.part(0, *self._place)  # refuses ranks that there are not
 

@@ -74,6 +74,13 @@ def test_another_order_is_refused(change, told):
     assert sampler.position == 0
 
 
+@pytest.mark.parametrize("saved", [None, 3])
+def test_no_order(saved):
+    """As what `load` returns has, if the program saved nothing of its own."""
+    with pytest.raises(ArgumentError, match="; expected that of state_dict"):
+        Sampler(23, batch=8).load_state_dict(saved)
+
+
 @pytest.mark.parametrize(
     "options",
     [

@@ -26,6 +26,11 @@ def test_a_loader_gets_the_micro_batches_of_its_rank(workers):
         assert ranks[0] + ranks[1] == expected
 
 
+def test_a_data_set_in_place_of_a_sampler():
+    with pytest.raises(ArgumentError, match="sampler is a TensorDataset; expected"):
+        BatchSampler(TensorDataset(torch.arange(20)))
+
+
 def test_an_iteration_begins_where_training_is():
     """Reading ahead moves nothing."""
     sampler = Sampler(20, batch=8, micro_batch=8)

@@ -231,8 +231,10 @@ class DataParallel:
             if j < (count := len(micro_batches)):
                 sample = micro_batches[j]  # which may be made just now
                 if problem := not_a_sample(sample, j, count):
-                    problems += [] if problems else [f"{problem}, expected (inputs, targets)"]
-                    sample = None
+                    problem = f"{problem}, expected (inputs, targets)"
+                    if self.groups.world.world_size == 1:  # hooks may have peers of their own
+                        raise ArgumentError(f"the step was not taken: {problem}")
+                    problems, sample = problems or [problem], None
             loss, count, back = self._passes.run(sample, self.loss_scale.value)
             losses.append((loss, count))
             for bucket in self.buckets:

@@ -222,6 +222,30 @@ def test_a_worker_that_forgets_to_finish():
     run_processes(2, rank)
 
 
+class Lazy:
+    """Micro-batches that are made when they are taken; the last one is none."""
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, j):
+        return batches(1)[0] if j == 0 else None
+
+
+def test_nothing_is_pushed_of_a_step_with_a_micro_batch_that_is_none():
+    def rank(comm):
+        with ParameterServer(comm, mlp(), CrossEntropy(), optimizer=SGD(0.1)) as ps:
+            if ps.serves:
+                return ps.serve().updates
+            with pytest.raises(ArgumentError, match="not taken: a NoneType as micro-batch 1 of 2"):
+                ps.step(Lazy())
+            ps.step(batches(1))
+            ps.finish()
+            return 1
+
+    assert run_threads(2, rank) == [1, 1]
+
+
 def test_calls_that_are_not_for_a_rank():
     def rank(comm):
         with ParameterServer(comm, np.zeros(2), optimizer=SGD(0.1)) as ps:
