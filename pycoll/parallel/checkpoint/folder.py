@@ -8,13 +8,18 @@ name of the second kind is a whole checkpoint, and the newest has the largest nu
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import re
 import shutil
+import time
+from collections.abc import Iterator
 
 from pycoll.errors import ArgumentError
 
 MANIFEST = "manifest.json"
+PATIENCE_S = 10.0
 _PARTIAL = ".partial-"
 _NAME = re.compile(r"(\d{6,})\.step-(\d+)")
 
@@ -46,12 +51,48 @@ def candidates(path: str, if_any: bool = False, hint: str = "") -> list[str]:
     return found
 
 
+@contextlib.contextmanager
+def alone(path: str) -> Iterator[None]:
+    """Make a folder if it is missing, and hold it: a save in it waits for another one's end.
+
+    Where the file system has no locks, nothing is held.
+
+    Raises:
+        ArgumentError: If another one goes on for `PATIENCE_S`.
+    """
+    os.makedirs(path, exist_ok=True)
+    fd, last = os.open(path, os.O_RDONLY), time.monotonic() + PATIENCE_S
+    try:
+        while not _held(fd):
+            if time.monotonic() > last:
+                raise ArgumentError(
+                    f"another save in {path} goes on: give each engine and each job a folder of "
+                    "its own"
+                )
+            time.sleep(0.02)
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_UN)  # a process forked meanwhile has the descriptor, too
+        os.close(fd)
+
+
+def _held(fd: int) -> bool:
+    """Hold a folder, if nobody else does."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # no locks there
+        pass
+    return True
+
+
 def begin(path: str, steps: int) -> str:
     """Make the folder of a new checkpoint and return its name; remove what others left behind.
 
-    Nobody else may be saving in the same folder.
+    The caller is `alone` in the folder.
     """
-    os.makedirs(path, exist_ok=True)
     for name in os.listdir(path):
         if name.startswith(_PARTIAL):
             shutil.rmtree(os.path.join(path, name))

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from pycoll.errors import ArgumentError
-from pycoll.parallel.checkpoint.folder import begin, candidates, discard, partial_path
+from pycoll.parallel.checkpoint.folder import alone, begin, candidates, discard, partial_path
 from pycoll.parallel.checkpoint.manifest import Manifest
 from pycoll.parallel.checkpoint.reader import Reader
 from pycoll.parallel.checkpoint.writer import as_lists, finish, write_file
@@ -57,19 +57,24 @@ def whole(kind: str, name: str, array: np.ndarray) -> Part:
 
 def write(path: str | os.PathLike[str], chunks: Iterable[Iterable[Part]], state: Manifest) -> str:
     """Write a checkpoint, a file for each chunk, with the counters of `state`; return its path."""
-    path, name, written = os.fspath(path), "", []
+    path = os.fspath(path)
     try:
-        name = begin(path, state.steps)
+        with alone(path):
+            return _write(path, chunks, state)
+    except OSError as error:
+        raise ArgumentError(f"no checkpoint was written in {path}: {error}") from error
+
+
+def _write(path: str, chunks: Iterable[Iterable[Part]], state: Manifest) -> str:
+    name, written = begin(path, state.steps), []
+    try:
         for i, parts in enumerate(chunks):
             tensors = write_file(partial_path(path, name), f"part-{i:05d}.safetensors", parts)
             written.append(as_lists(tensors))
         if not any(written):
             raise ArgumentError("there is no array to write")
         finish(path, name, state, written)
-    except BaseException as error:
-        if name:
-            discard(path, name)
-        if isinstance(error, OSError):
-            raise ArgumentError(f"no checkpoint was written in {path}: {error}") from error
+    except BaseException:
+        discard(path, name)
         raise
     return os.path.join(path, name)

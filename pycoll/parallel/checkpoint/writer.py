@@ -10,6 +10,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -22,6 +23,7 @@ from pycoll.parallel.channels import Channel
 from pycoll.parallel.checkpoint.arguments import checked
 from pycoll.parallel.checkpoint.folder import (
     MANIFEST,
+    alone,
     begin,
     commit,
     discard,
@@ -204,11 +206,17 @@ class _Job:
 
     def run(self, world: Channel) -> str:
         """Save; a collective of the ranks of `world`. Return the path of the checkpoint."""
+        with ExitStack() as stack:
+            return self._run(world, stack)
+
+    def _run(self, world: Channel, stack: ExitStack) -> str:
         name, problem = "", ""
         try:
             facts = [self.state.to_json()]
             safetensors()
-            name = begin(self.path, self.state.steps) if world.rank == 0 else ""
+            if world.rank == 0:
+                stack.enter_context(alone(self.path))
+                name = begin(self.path, self.state.steps)
         except Exception as error:  # also what `extra` raises: the other ranks wait
             facts, problem = [], in_words(error)
         try:

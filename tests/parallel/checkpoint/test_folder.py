@@ -1,0 +1,111 @@
+"""The folder of checkpoints: who may read it, what is left in it, who saves there at one time."""
+
+import os
+
+import pytest
+
+from parallel.models import CrossEntropy, mlp
+from pycoll.errors import ArgumentError, MismatchError
+from pycoll.parallel import DataParallel, Mesh, load, save
+from pycoll.parallel.checkpoint import folder, writer
+from pycoll.parallel.checkpoint.manifest import Damaged, Manifest
+from pycoll.parallel.checkpoint.reader import Reader
+from pycoll.testing import run_threads
+
+
+def small(comm, **options):
+    return DataParallel(mlp(), CrossEntropy(), Mesh(comm, dp=-1), **options)
+
+
+@pytest.mark.parametrize("where", ["write_file", "finish"])
+def test_what_was_not_saved_is_removed(tmp_path, monkeypatch, where):
+    """So that a full disk gets no fuller, by what nobody can read."""
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(writer, where, full)
+
+    def rank(comm):
+        with small(comm) as engine:
+            for background in (False, True):
+                with pytest.raises(ArgumentError, match="No space left on device"):
+                    save(tmp_path, engine, background=background).wait()
+            engine.saving = None
+            with pytest.raises(MismatchError):
+                save(tmp_path, engine, extra=comm.rank)
+
+    run_threads(2, rank)
+    assert os.listdir(tmp_path) == []
+
+
+def test_two_engines_save_in_one_folder(tmp_path):
+    """Which nobody should do, but a job that is started twice does: each checkpoint is whole."""
+
+    def rank(comm):
+        with small(comm, zero=1) as one, small(comm.dup(), zero=1) as two:
+            for _ in range(3):
+                for engine in (one, two):
+                    save(tmp_path, engine, background=True)
+            for engine in (one, two):
+                engine.saving.wait()
+
+    run_threads(2, rank)
+    names = os.listdir(tmp_path)
+    assert len(names) == 6
+    for name in names:
+        Reader(str(tmp_path / name)).verify()
+
+
+def test_a_folder_in_which_another_save_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(folder, "PATIENCE_S", 0.1)
+
+    def rank(comm):
+        with (
+            small(comm) as engine,
+            pytest.raises(ArgumentError, match="another save in"),
+        ):
+            save(tmp_path, engine)
+
+    with folder.alone(str(tmp_path)):
+        run_threads(2, rank)
+    assert os.listdir(tmp_path) == []
+
+
+def test_json_that_is_no_manifest(tmp_path):
+    (tmp_path / "manifest.json").write_text("{}")
+    with pytest.raises(Damaged, match=r"cannot be used: it has no 'digest'$"):
+        Manifest.read(str(tmp_path))
+
+
+def test_files_have_the_permissions_of_others(tmp_path):
+    """Who may read the manifest may read the arrays."""
+    mask = os.umask(0o027)
+    try:
+        (path,) = run_threads(1, lambda comm: save(tmp_path, small(comm)).wait())
+    finally:
+        os.umask(mask)
+    assert {os.stat(f"{path}/{name}").st_mode & 0o777 for name in os.listdir(path)} == {0o640}
+
+
+@pytest.mark.parametrize("call", [save, load])
+def test_arguments_of_other_libraries(tmp_path, call):
+    def rank(comm):
+        with small(comm) as engine:
+            for given in ((engine, tmp_path), (tmp_path, engine.state_dict()), (None, engine)):
+                with pytest.raises(ArgumentError, match=rf"{call.__name__}\(path, engine\)"):
+                    call(*given)
+
+    run_threads(1, rank)
+
+
+def test_nothing_to_load(tmp_path):
+    def rank(comm):
+        with small(comm) as engine:
+            with pytest.raises(ArgumentError, match=r"no checkpoint in .* if_any=True"):
+                load(tmp_path, engine)
+            assert not load(tmp_path, engine, if_any=True)
+            save(tmp_path, engine)
+            assert load(tmp_path, engine, if_any=True)
+
+    run_threads(1, rank)
