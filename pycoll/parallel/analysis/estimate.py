@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -14,7 +14,7 @@ from pycoll.parallel.analysis.dry_run import DryStep, dry_run
 from pycoll.parallel.analysis.traces import traced
 from pycoll.parallel.channels import AXES, VOLUME, check_axis
 from pycoll.parallel.compare import VOTE_WORDS
-from pycoll.parallel.engine.options import Options
+from pycoll.parallel.engine.options import Options, changed
 from pycoll.parallel.engine.passes import Sample
 from pycoll.parallel.mesh import Mesh
 from pycoll.parallel.nn.layer import Model, ParameterSpec, Sequential
@@ -124,7 +124,7 @@ def estimate(
     """
     check_number("micro_batches", micro_batches, "[1, inf)", whole=True)
     changes = {**changes, **({} if recipe is None else {"precision": recipe})}
-    options = replace(options or Options(), **changes)
+    options = changed(options, changes)
     axes = _axes(mesh, AXES if schedule is None else Pipeline.AXES)
     if isinstance(model, (int, float)):
         model = _one_layer(model, axes.get("tp", 1), sample)

@@ -30,7 +30,7 @@ from pycoll.parallel.engine.agreement import (
     reduced,
 )
 from pycoll.parallel.engine.offload import Elsewhere, Kept, keeping
-from pycoll.parallel.engine.options import Options
+from pycoll.parallel.engine.options import Options, changed
 from pycoll.parallel.engine.passes import Passes, Samples
 from pycoll.parallel.engine.periods import Periods
 from pycoll.parallel.engine.report import StepReport
@@ -93,7 +93,7 @@ class DataParallel:
             ArgumentError: For a setting or a model that cannot be used, naming the parameter.
             MismatchError: If ranks have different models, settings or values.
         """
-        options = replace(options or Options(), **changes)
+        options = changed(options, changes)
         self.options: Options = options
         self.mesh = mesh
         self.ledger: Ledger = Ledger()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from pycoll.errors import ArgumentError
-from pycoll.parallel.optim import AdamW, Optimizer, is_optimizer
+from pycoll.parallel.optim import SGD, AdamW, Optimizer, is_optimizer
 from pycoll.parallel.precision import LossScale, Precision, dtype_of, recipe
 from pycoll.parallel.settings import check_number, describe
 from pycoll.parallel.state.averaging import Average, DiLoCo
@@ -208,6 +209,27 @@ class Options:
         free = ("fused", "wrap", "offload_dir")
         names = [field.name for field in fields(self) if field.name not in free]
         return _lines({name: getattr(self, name) for name in names} | {"precision": self.recipe})
+
+
+def changed(options: Options | None, changes: dict[str, Any]) -> Options:
+    """Return options, by default those of `Options`, with changes by name.
+
+    Raises:
+        ArgumentError: For a name that no option has, and what `Options` refuses.
+    """
+    if options is not None and not isinstance(options, Options):
+        text = " ".join(repr(options).split())
+        raise ArgumentError(f"options={text}; expected Options, or settings by name: optimizer=...")
+    known = [field.name for field in fields(Options)]
+    if unknown := [name for name in changes if name not in known]:
+        name = unknown[0]
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
+        for kind in (SGD, AdamW):
+            if name in (field.name for field in fields(kind)):
+                hint = f"optimizers have it, as in optimizer={kind.__name__}({name}=...)"
+        raise ArgumentError(f"there is no option {name}; {hint}")
+    return replace(options or Options(), **changes)
 
 
 def _lines(settings: dict[str, Any]) -> list[str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -19,7 +18,7 @@ import numpy as np
 from pycoll.errors import ArgumentError
 from pycoll.parallel.engine.agreement import most_micro_batches, reduced
 from pycoll.parallel.engine.data_parallel import DataParallel
-from pycoll.parallel.engine.options import Options
+from pycoll.parallel.engine.options import Options, changed
 from pycoll.parallel.engine.passes import Passes, Sample, Samples
 from pycoll.parallel.engine.report import StepReport
 from pycoll.parallel.mesh import Mesh
@@ -100,7 +99,7 @@ class Pipeline(DataParallel):
         """
         if not isinstance(mesh, Mesh):
             raise ArgumentError(f"mesh={mesh!r}; expected a mesh, such as Mesh(comm, pp=-1)")
-        chosen, given = find(schedule), replace(options or Options(), **changes)
+        chosen, given = find(schedule), changed(options, changes)
         if given.device != "cpu":
             raise ArgumentError("device='cuda': activations go from stage to stage on CPUs only")
         if chosen.steps > 1:

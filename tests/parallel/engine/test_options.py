@@ -1,6 +1,7 @@
 """Settings that differ between ranks, optimizers of users, and numbers that are refused."""
 
 import hashlib
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -201,6 +202,24 @@ def test_a_learning_rate_of_one_step_is_looked_at(lr):
         return trainer.steps, trainer.step(batches(1), lr=0.0).skipped
 
     assert run_threads(2, rank) == [(0, False)] * 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"lr": 0.1}, "there is no option lr; optimizers have it, as in optimizer=AdamW(lr=...)"),
+        ({"momentum": 0.9}, "optimizer=SGD(momentum=...)"),
+        ({"sync_evry": 2}, "there is no option sync_evry; did you mean sync_every?"),
+        ({"gpus": 2}, "there is no option gpus; known: zero, optimizer, "),
+        ({"options": SGD(0.1)}, "expected Options, or settings by name: optimizer=..."),
+    ],
+)
+def test_settings_that_there_are_not(settings, told):
+    def rank(comm):
+        with pytest.raises(ArgumentError, match=re.escape(told)):
+            engine(comm, **settings)
+
+    run_threads(1, rank)
 
 
 @pytest.mark.parametrize("lr", [NAN, -0.1, "high"])
