@@ -56,12 +56,21 @@ def check_structure(parameters: Sequence[Parameter], facts: Sequence[str], world
     Raises:
         MismatchError: On every rank, naming the first one that differs and the ranks.
     """
-    lines = [*facts] + [
-        f"{p.name} shape {p.spec.shape} tensor_axis {p.spec.tensor_axis} sequence "
-        f"{p.spec.sequence} decay {p.spec.decay} uses {p.uses}"
-        for p in parameters
-    ]
-    check_same(lines, "models or settings", world)
+    check_same([*facts, *map(_line, parameters)], "models or settings", world)
+
+
+def _line(parameter: Parameter) -> str:
+    """Describe a parameter: its shape, and what is not as with most."""
+    spec, more = parameter.spec, ""
+    if spec.tensor_axis is not None:
+        more += f", split along axis {spec.tensor_axis}"
+    if spec.sequence:
+        more += ", of a part of the sequence"
+    if not spec.decay:
+        more += ", without weight decay"
+    if parameter.uses != 1:
+        more += f", used {parameter.uses} times"
+    return f"{parameter.name} of shape {spec.shape}{more}"
 
 
 def check_parts(units: Sequence[Unit], groups: Groups) -> None:

@@ -70,8 +70,8 @@ def test_models_that_differ():
         engine(comm, mlp((7, 19 + (comm.rank == 1), 11, 5)))
 
     for text in refused(3, rank, kind=MismatchError):
-        assert "ranks 0, 2: linear0.weight shape (7, 19)" in text
-        assert "rank 1: linear0.weight shape (7, 20)" in text
+        assert "ranks 0, 2: linear0.weight of shape (7, 19)" in text
+        assert "rank 1: linear0.weight of shape (7, 20)" in text
 
 
 def test_settings_that_differ():
