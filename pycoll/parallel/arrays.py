@@ -6,7 +6,7 @@ own. NumPy needs nothing else; other libraries come in through the package array
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,26 @@ def namespace(x: Array) -> Any:
 def has_extras(x: Array) -> bool:
     """Tell whether a library has more than the standard: ``einsum``, ``out=``, ``x[i, j] -= y``."""
     return isinstance(x, np.ndarray) or hasattr(x, "to") or hasattr(x, "__cuda_array_interface__")
+
+
+def kind_of_wrapped(wrap: Callable[[Any], Any]) -> type | None:
+    """Return the type that a function makes of arrays of NumPy; None: it leaves them alone."""
+    found = wrap(probe := np.zeros(1, np.float32))
+    return None if found is probe else type(found)
+
+
+def shared_array(x: Any, kind: type | None) -> np.ndarray | None:
+    """Return an array of NumPy in the memory of one of a kind; None: it is none, or cannot be.
+
+    Tensors that belong to a graph of PyTorch cannot.
+    """
+    if type(x) is not kind:
+        return None
+    try:
+        found = np.asarray(x)
+    except (TypeError, ValueError, RuntimeError, BufferError):
+        return None
+    return None if found.dtype.hasobject else found
 
 
 def dtype_name(x: Array) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from pycoll.errors import ArgumentError
-from pycoll.parallel.engine.options import Options
+from pycoll.parallel.engine.options import Options, changed
 from pycoll.parallel.engine.passes import Sample
 from pycoll.parallel.mesh import Mesh
 from pycoll.parallel.nn.layer import Grads, ParameterSpec, Params
@@ -70,7 +70,8 @@ class Pipeline(engine.Pipeline):
             changes: Options by name.
 
         Raises:
-            ArgumentError: For what is no `Sequential`, and parameters of several types.
+            ArgumentError: For what is no `Sequential`, parameters of several types, and offload of
+                activations, which autograd keeps.
         """
         if not isinstance(module, torch.nn.Sequential):
             raise ArgumentError(
@@ -79,8 +80,14 @@ class Pipeline(engine.Pipeline):
             )
         self._module = module
         changes |= {"precision": precision_of(module), "wrap": torch.from_numpy}
-        more = (schedule, micro_batches, cut, options)
-        super().__init__(_chain(module), _Loss(loss), mesh, *more, sample=sample, **changes)
+        given = changed(options, changes)
+        if given.offloads("activations"):
+            raise ArgumentError(
+                f"offload={given.offload!r}: autograd keeps what the backward pass needs, and lets "
+                "nobody move it; offload='optimizer' moves states"
+            )
+        more = (schedule, micro_batches, cut, given)
+        super().__init__(_chain(module), _Loss(loss), mesh, *more, sample=sample)
 
     def write_back(self) -> None:
         """Copy all parameters into the module, on every rank; a collective."""

@@ -49,7 +49,7 @@ def test_gpt_is_the_same_model_on_every_mesh(tmp_path):
     two = run_ranks(2, *GPT, "--mesh", "dp=2", "--micro-batches", "2", "--zero", "1", *more)
     four = run_ranks(4, *GPT, "--mesh", "dp=4", "--zero", "3", *more)
     piped = ["--mesh", "dp=2,tp=1,pp=2", "--micro-batches", "2", "--zero", "1"]
-    piped += ["--schedule", "zb_h1", "--recompute", "selective"]
+    piped += ["--schedule", "zb_h1", "--recompute", "selective", "--offload", "all"]
     both = run_ranks(4, *GPT, *piped, *more)
     assert [last_line(output) for output in (two, four, both)] == [want, want, want]
     assert re.search(r"parameter \d.*waiting: \d+% \d+% \d+% \d+%\n", four)

@@ -108,5 +108,8 @@ def test_what_is_refused():
     def rank(comm):
         with Mesh(comm, pp=1) as mesh, pytest.raises(ArgumentError, match="is a Linear; expected"):
             Pipeline(torch.nn.Linear(2, 2), loss, mesh)
+        chain = torch.nn.Sequential(torch.nn.Linear(2, 2))
+        with Mesh(comm, pp=1) as mesh, pytest.raises(ArgumentError, match="'all': autograd keeps"):
+            Pipeline(chain, loss, mesh, offload="all")
 
     run_threads(1, rank)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pycoll.errors import ArgumentError
+from pycoll.parallel.arrays import kind_of_wrapped, shared_array
 from pycoll.parallel.engine.blocks import mapped
 from pycoll.parallel.engine.options import Options
 from pycoll.parallel.engine.passes import Sample
@@ -91,25 +92,28 @@ def _parts(tree: Any) -> list[Any]:
 
 
 class _Numbers:
-    """Numbers of arrays, all of which it keeps."""
+    """Numbers of arrays, all of which it keeps: those of NumPy, and those that are wrapped."""
 
-    def __init__(self) -> None:
-        self._arrays: dict[int, tuple[int, Any]] = {}
+    def __init__(self, wrapped: type | None) -> None:
+        self._arrays: dict[tuple[Any, ...], tuple[int, Any]] = {}
+        self._wrapped = wrapped
 
     def leaves(self, arrays: Any) -> Any:
         """Return a tree of leaves for one of arrays."""
         return mapped(arrays, self._leaf)
 
-    def _leaf(self, x: Any) -> Any:
-        if type(x) is not np.ndarray or x.dtype.hasobject:
-            return x
+    def _leaf(self, given: Any) -> Any:
+        x = given if type(given) is np.ndarray else shared_array(given, self._wrapped)
+        if x is None or x.dtype.hasobject:
+            return given
         owner = x.base if type(x.base) is np.ndarray else x
         offset = x.ctypes.data - owner.ctypes.data
         lies = self._number(owner), owner.nbytes, offset
         return _Leaf(self._number(x), *lies, x.shape, x.strides, x.dtype)
 
     def _number(self, x: Any) -> int:
-        return self._arrays.setdefault(id(x), (len(self._arrays), x))[0]
+        key = x.ctypes.data, x.nbytes, x.shape, x.strides, x.dtype
+        return self._arrays.setdefault(key, (len(self._arrays), x))[0]
 
 
 def traced(units: Sequence[Unit], sample: Sample, options: Options) -> list[Trace]:
@@ -127,20 +131,20 @@ def traced(units: Sequence[Unit], sample: Sample, options: Options) -> list[Trac
             for local, full in unit.names.items()
         }
         try:
-            x, trace = _trace(unit.layer, params, x, options.recompute == "selective")
+            x, trace = _trace(unit.layer, params, x, options)
         except Exception as error:
             raise ArgumentError(f"sample: layer {unit.name}: {error}") from error
         found.append(trace)
     return found
 
 
-def _trace(layer: Any, params: Any, x: Any, selective: bool) -> tuple[Any, Trace]:
+def _trace(layer: Any, params: Any, x: Any, options: Options) -> tuple[Any, Trace]:
     """Return the output of a layer, and its trace."""
-    numbers = _Numbers()
+    numbers = _Numbers(kind_of_wrapped(options.wrap))
     y, kept = layer.forward(params, x)
-    forget = getattr(layer, "forget", None) if selective else None
+    forget = getattr(layer, "forget", None) if options.recompute == "selective" else None
     kept = kept if forget is None else forget(kept)
     before = [numbers.leaves(each) for each in (x, y, kept)]
-    dy = mapped(y, lambda each: each.copy() if isinstance(each, np.ndarray) else each)
+    dy = mapped(y, lambda each: each * 1 if hasattr(each, "shape") else each)
     dx = layer.backward_input(params, kept, dy)
     return y, Trace(*before, *(numbers.leaves(each) for each in (dy, kept, dx)))

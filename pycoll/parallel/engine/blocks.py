@@ -32,6 +32,7 @@ class View:
         shape: Of the array.
         strides: Of the array, in bytes.
         dtype: Of the array.
+        wrapped: Whether it is to be wrapped.
     """
 
     block: Block
@@ -39,6 +40,7 @@ class View:
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: Any
+    wrapped: bool
 
 
 @dataclass

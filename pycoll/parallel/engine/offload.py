@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
+from pycoll.parallel.arrays import kind_of_wrapped, shared_array
 from pycoll.parallel.channels import Ledger
 from pycoll.parallel.engine.blocks import (
     Block,
@@ -27,6 +29,8 @@ from pycoll.parallel.engine.options import Options
 from pycoll.parallel.state.host_memory import HostMemory
 from pycoll.parallel.state.storage import Storage
 
+Wrap = Callable[[Any], Any]
+"""See `Options.wrap`."""
 LEAST_BYTES = 4096
 """Smaller arrays stay in memory."""
 LAYERS = 2
@@ -62,14 +66,17 @@ class Kept:
 class Offloaded(Kept):
     """Keeps arrays elsewhere: those in tuples, lists and dicts, each part of memory once.
 
+    They are the storage's own, or what `wrap` makes of these.
+
     In memory are those of the last `LAYERS` calls of `put`, those that are fetched, those that
     stay, and those that are too small. They are in the ledger as ``activation`` until what stands
     for them is gone. What cannot be stored stays, and is a problem.
     """
 
-    def __init__(self, storage: Any, ledger: Ledger) -> None:
+    def __init__(self, storage: Any, ledger: Ledger, wrap: Wrap = Options.wrap) -> None:
         """Keep them in a `Storage` or `HostMemory`, counted in a ledger."""
-        self._storage, self._ledger = storage, ledger
+        self._storage, self._ledger, self._wrap = storage, ledger, wrap
+        self._wrapped = kind_of_wrapped(wrap)
         self._blocks: weakref.WeakValueDictionary[Any, Block] = weakref.WeakValueDictionary()
         self._writing: deque[list[weakref.ref[Block]]] = deque()
         self._problems: list[str] = []
@@ -103,23 +110,24 @@ class Offloaded(Kept):
         packed = Packed(None)
 
         def leaf(x: Any) -> Any:
-            if (place := self._place(x)) is None:
+            own = x if self._storage.owns(x) else shared_array(x, self._wrapped)
+            if own is None or (place := self._place(own)) is None:
                 return x
             block = self._block(place, fresh)
             if fresh is None or block.start is None:
                 packed.held[block] = self._memory(block, place)
                 return x
             packed.blocks[block] = None
-            offset = self._storage.address(x) - self._storage.address(place.memory)
-            return View(block, offset, x.shape, x.strides, x.dtype)
+            offset = self._storage.address(own) - self._storage.address(place.memory)
+            return View(block, offset, own.shape, own.strides, own.dtype, own is not x)
 
         packed.tree = mapped(saved, leaf)
         return packed if packed.blocks or packed.held else saved
 
     def _place(self, x: Any) -> Place | None:
-        """Return the memory to count for an array; None: it is not one of ours."""
+        """Return the memory to count for an array; None: it has none."""
         owns = self._storage.owns
-        if not owns(x) or not x.nbytes:
+        if not x.nbytes:
             return None
         owner, large = x.base if owns(x.base) else x, x.nbytes >= LEAST_BYTES
         if owner.nbytes <= _WIDEST * x.nbytes and dense(owner):
@@ -134,7 +142,7 @@ class Offloaded(Kept):
         memory, goes = place.memory, place.goes and fresh is not None
         key = self._storage.address(memory), memory.nbytes
         known = self._blocks.get(key)
-        if known is not None and known.owner() is not place.owner:
+        if known is not None and not self._is(known, place):
             known = None
         if known is not None:
             old = known.taken and known.start is not None and fresh is not None
@@ -148,6 +156,13 @@ class Offloaded(Kept):
             self._write(block, place)
             fresh.append(block)
         return block
+
+    def _is(self, block: Block, place: Place) -> bool:
+        """Tell whether a block is some memory, and not what was at that address before."""
+        if block.owner() is place.owner:
+            return True
+        memory, address = block.here(), self._storage.address
+        return memory is not None and address(memory.data) == address(place.memory)
 
     def _room(self, nbytes: int) -> Any:
         """Return where so many bytes are to be stored; None if there is no room."""
@@ -215,7 +230,8 @@ class Offloaded(Kept):
         def leaf(x: Any) -> Any:
             if not isinstance(x, View):
                 return x
-            return self._storage.view(packed.held[x.block].data, x.offset, x)
+            view = self._storage.view(packed.held[x.block].data, x.offset, x)
+            return self._wrap(view) if x.wrapped else view
 
         return mapped(packed.tree, leaf)
 
@@ -232,7 +248,9 @@ def keeping(options: Options, ledger: Ledger) -> tuple[Elsewhere, Kept]:
     if options.offload == "none":
         return None, Kept()
     storage = HostMemory() if options.device == "cuda" else Storage(options.offload_dir)
-    return storage, Offloaded(storage, ledger) if options.offloads("activations") else Kept()
+    if not options.offloads("activations"):
+        return storage, Kept()
+    return storage, Offloaded(storage, ledger, options.wrap)
 
 
 def _no_room(nbytes: int, error: OSError) -> str:

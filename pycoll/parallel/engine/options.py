@@ -7,7 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+import numpy as np
+
 from pycoll.errors import ArgumentError
+from pycoll.parallel.arrays import shared_array
 from pycoll.parallel.optim import SGD, AdamW, Optimizer, is_optimizer
 from pycoll.parallel.precision import LossScale, Precision, dtype_of, recipe
 from pycoll.parallel.settings import check_number, describe
@@ -144,10 +147,10 @@ class Options:
         elif self.sync_after or self.averaging != Average():
             name = "sync_after" if self.sync_after else "averaging"
             raise ArgumentError(f"{name}={getattr(self, name)!r} is for sync_every, which is None")
-        if self.offloads("activations") and self.wrap is not _as_it_is:
+        if self.offloads("activations") and (problem := _unfit(self.wrap, self.device)):
             raise ArgumentError(
-                "offload of activations moves arrays of NumPy and CuPy; with wrap layers keep "
-                "other ones"
+                f"offload={self.offload!r} and wrap={describe(self.wrap)}: {problem}; "
+                "offload='optimizer' goes with every wrap"
             )
         kind, hook = self.recipe.gradient, self.hook
         if hook is not None and self.zero not in hook.stages:
@@ -230,6 +233,22 @@ def changed(options: Options | None, changes: dict[str, Any]) -> Options:
                 hint = f"optimizers have it, as in optimizer={kind.__name__}({name}=...)"
         raise ArgumentError(f"there is no option {name}; {hint}")
     return replace(options or Options(), **changes)
+
+
+def _unfit(wrap: Callable[[Any], Any], device: str) -> str:
+    """Return why arrays that layers keep cannot be moved, if so."""
+    probe = np.zeros(2, np.float32)
+    try:
+        if (wrapped := wrap(probe)) is probe:
+            return ""
+        shared = shared_array(wrapped, kind := type(wrapped))
+    except Exception as error:
+        return f"that fails for an array of NumPy: {type(error).__name__}: {error}"
+    if device != "cpu":
+        return f"with device={device!r} layers have to keep arrays of CuPy"
+    if shared is None or not np.shares_memory(shared, probe):
+        return f"numpy.asarray does not give the memory of a {kind.__name__}"
+    return ""
 
 
 def _lines(settings: dict[str, Any]) -> list[str]:

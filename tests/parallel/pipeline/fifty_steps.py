@@ -13,6 +13,7 @@ import time
 
 from parallel.pipeline.test_engine import SETTINGS, SYNCHRONOUS, batch, model
 from pycoll.parallel import DataParallel, Mesh, Pipeline
+from pycoll.parallel.engine import offload
 from pycoll.parallel.nn import CrossEntropy
 from pycoll.testing import run_threads
 
@@ -32,9 +33,9 @@ def reference(comm, dp, zero):
         return run(engine, steps)
 
 
-def piped(comm, dp, pp, schedule, zero, recompute, offload):
+def piped(comm, dp, pp, schedule, zero, recompute, away):
     """Return the same through a pipeline."""
-    more = {"zero": zero, "recompute": recompute, "offload": offload, **SETTINGS}
+    more = {"zero": zero, "recompute": recompute, "offload": away, **SETTINGS}
     with (
         Mesh(comm, dp=dp, pp=pp) as mesh,
         Pipeline(model(), CrossEntropy(), mesh, schedule, MICRO_BATCHES, **more) as engine,
@@ -54,6 +55,7 @@ def main():
     parser.add_argument("--zero", type=int, nargs="+", default=range(4), help="ZeRO stages (all)")
     parser.add_argument("--all", action="store_true", help="recompute and offload, each with each")
     chosen = parser.parse_args()
+    offload.LEAST_BYTES = 1  # these arrays are small
     for name in chosen.meshes:
         dp, pp = map(int, name.split("x"))
         start, runs = time.monotonic(), 0
