@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pycoll.comm import Communicator
-from pycoll.parallel import DataParallel
+from pycoll.parallel import DataParallel, estimate
 from pycoll.parallel.analysis.layouts import MICRO_BATCHES, Layout
 from pycoll.parallel.analysis.planner import Prediction
 from pycoll.parallel.analysis.workload import Speed, Workload
@@ -28,10 +28,12 @@ class Measured:
     Attributes:
         seconds: Median of the steps.
         peak: Most bytes of parameters, gradients, states and buffers on any rank, by its ledger.
+        told: The same as estimated, if activations are offloaded: then they are among them.
     """
 
     seconds: float
     peak: int
+    told: int = 0
 
 
 def measured(comm: Communicator, work: Workload, layout: Layout, precision: str) -> Measured:
@@ -40,7 +42,7 @@ def measured(comm: Communicator, work: Workload, layout: Layout, precision: str)
     make = Pipeline if layout.schedule else DataParallel
     sizes = (work.hidden, work.heads, work.layers, work.vocabulary, work.sequence)
     tokens = np.ones((layout.micro_batch, work.sequence), int)
-    seconds, peak = [], 0
+    seconds, peak, told = [], 0, 0
     with Mesh(comm, **axes) as mesh:
         split = mesh.tp if layout.mesh["tp"] > 1 else None
         context = Context(mesh.cp) if layout.size("cp") > 1 else None
@@ -48,14 +50,18 @@ def measured(comm: Communicator, work: Workload, layout: Layout, precision: str)
         batch = [(mine, mine)] * layout.micro_batches
         model = GPT(TransformerConfig(*sizes, comm=split, context=context), seed=0)
         with make(model, model.loss(), mesh, precision=precision, **layout.arguments) as engine:
+            if layout.offloads("activations"):
+                given = {"micro_batches": layout.micro_batches, **layout.arguments}
+                given["stage"] = getattr(engine, "stage", 0)
+                told = estimate(model, precision, axes, sample=batch[0], **given).peak
             for _ in range(1 + _TIMES):
                 comm.barrier()
                 started = time.perf_counter()
                 peak = max(peak, engine.step(batch).peak_bytes)
                 seconds.append(time.perf_counter() - started)
-    own = np.array([statistics.median(seconds[1:]), peak], float)
+    own = np.array([statistics.median(seconds[1:]), peak, told], float)
     slowest = comm.all_reduce(own, op="max")
-    return Measured(float(slowest[0]), int(slowest[1]))
+    return Measured(float(slowest[0]), *map(int, slowest[1:]))
 
 
 def speed(comm: Communicator, work: Workload, batch: int, precision: str) -> Speed:
@@ -100,7 +106,7 @@ def network(comm: Communicator) -> str:
 
 def row(prediction: Prediction, found: Measured) -> list[str]:
     """Say how far a prediction is off, in time and in bytes."""
-    peak = prediction.states.peak
+    peak = found.told or prediction.states.peak
     return [
         f"{1e3 * prediction.seconds:.3g} ms",
         f"{1e3 * found.seconds:.3g} ms",
