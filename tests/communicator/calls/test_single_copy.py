@@ -285,10 +285,8 @@ def test_many_kinds_of_call():
             assert (comm.broadcast(np.full(count, comm.rank, np.float32)) == 0).all()
         for count in range(20_000, 20_010):
             x = np.zeros(count, np.float32)
-            for _ in range(2):  # with another out than before, so that it is bound anew for certain
-                comm.broadcast(x, out=x)
+            for _ in range(2):  # with an out as not before, so that it is bound anew for certain
+                comm.broadcast(x, out=np.empty_like(x))
         return reads(comm)
 
-    first, second = run_processes(2, rank, timeout=60)
-    assert first == second  # mostly 10; in some runs one or two kinds are bound as before
-    assert first > 0
+    assert run_processes(2, rank, timeout=60) == [10] * 2
