@@ -33,7 +33,7 @@ from pycoll.runtime.startup.hosts import Card, candidates, fewest_cores, own_net
 from pycoll.runtime.startup.make_groups import open_control
 from pycoll.runtime.startup.rendezvous import make_everywhere
 from pycoll.runtime.startup.store_meeting import StoreMeeting
-from pycoll.torch.backend.options import check_equal, order_of
+from pycoll.torch.backend.options import check_equal, checked
 from pycoll.torch.calls.prepare import CallSites, GroupSession
 
 _PIDS: dict[int, int] = {}
@@ -121,7 +121,12 @@ def join(
 
 def _facts(fds: list[int], heaps: list[str], options: Any) -> dict[str, Any]:
     """Return what the other ranks have to know of this one: its place, memory and options."""
-    facts = {"fds": fds, "heaps": heaps, "heap": secrets.token_hex(8), "order": order_of(options)}
+    facts = {
+        "fds": fds,
+        "heaps": heaps,
+        "heap": secrets.token_hex(8),
+        "order": checked(options).order,
+    }
     return {**asdict(Card.own()), **facts, "network": own_network()}
 
 

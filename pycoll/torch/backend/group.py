@@ -15,7 +15,7 @@ from pycoll.errors import CollError
 from pycoll.observe.attach import attach
 from pycoll.runtime.sessions.session import Session
 from pycoll.torch.backend.bootstrap import join
-from pycoll.torch.backend.options import order_of
+from pycoll.torch.backend.options import Options, checked
 from pycoll.torch.backend.patches import do_not_compile_methods
 from pycoll.torch.calls.caller import Caller
 from pycoll.torch.calls.work import DoneWork, PendingWork
@@ -52,10 +52,14 @@ class ProcessGroupPycoll(RaggedCollectives, ListCollectives, dist.ProcessGroup):
     rows, ``op`` a `ReduceOp`, ``what`` the name of the call in errors.
     """
 
-    def __init__(self, session: Session, store: dist.Store, name: str, order: str = "tree") -> None:
+    def __init__(
+        self, session: Session, store: dist.Store, name: str, options: Options | None = None
+    ) -> None:
         """Wrap a session; see `create`."""
         super().__init__(session.rank, session.world_size)
-        self._caller, self._tables = Caller(session, name, order), {}
+        options = checked(options)
+        self._caller = Caller(session, name, options.order, options.cpp_hooks)
+        self._tables = {}
         self._messages = Messages(self._caller)
         self._store, self._desc, self._closed = store, "undefined", False
         self._stand_in()
@@ -252,4 +256,4 @@ def create(options: Any, backend_options: Any = None) -> ProcessGroupPycoll:
         attach(session, call_marks, metrics=False)
     except CollError as error:
         raise as_torch(error, f"making group {name!r} on rank {rank} of {size}") from error
-    return ProcessGroupPycoll(session, options.store, name, order_of(backend_options))
+    return ProcessGroupPycoll(session, options.store, name, checked(backend_options))

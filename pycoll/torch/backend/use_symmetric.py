@@ -103,6 +103,7 @@ def _is_wanted(module: DistributedDataParallel) -> bool:
         or getattr(module, "_use_python_reducer", False)
         or group.size() == 1
         or not group._caller.calls.direct
+        or group._caller.for_cpp  # hooks in C++ are not seen from here
     ):
         return False
     config, trained = group._caller.session.config, module._module_parameters

@@ -158,11 +158,15 @@ class Caller:
             ``ReduceOp.SUM`` or ``ReduceOp.AVG`` it makes the call, if it asks for no more than
             that, and tells whether it was made. Two frames have to be below that of the program.
         abort_if_interrupted: Ends the group if an error is an interrupt.
+        for_cpp: Whether hooks in C++ may read futures; see `pycoll.torch.Options`.
     """
 
-    def __init__(self, session: Session, name: str, order: str = "tree") -> None:
+    def __init__(
+        self, session: Session, name: str, order: str = "tree", for_cpp: bool = False
+    ) -> None:
         """Wrap a session; `order` is that of reductions."""
         self.session = session
+        self.for_cpp: bool = for_cpp
         self.name = name
         self.rank: int = session.rank
         self.size: int = session.world_size
@@ -252,9 +256,13 @@ class Caller:
             self._refuse(what, refusal := ArgumentError(text))
             raise self.error(refusal, what) from error
         if getattr(opts, "asyncOp", True):
-            return keep_in_flight(self._submit(what, job, tensors), tensors)
+            work = self._submit(what, job, tensors)
+            work.for_cpp = self.for_cpp
+            return keep_in_flight(work, tensors)
         self.run_now(what, job, tensors)
-        return done(tensors)
+        ended = done(tensors)
+        ended.for_cpp = self.for_cpp
+        return ended
 
     def _submit(self, what: str, job: Job, tensors: Tensors) -> PendingWork:
         try:
@@ -355,7 +363,7 @@ class Caller:
     def _keep(self, job: Job, key: Key, like: torch.Tensor) -> Job:
         """Return a job that leaves its call to `repeat`, and to `sums`."""
         plain = like.layout is _STRIDED and like.is_cpu
-        if not plain or key[1] not in DTYPES or not self.calls.direct:
+        if not plain or key[1] not in DTYPES or not self.calls.direct or self.for_cpp:
             return job
         kind, dtype, count, op, root = key
         known = DTYPES[dtype]

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
+from pycoll.torch.calls.cpp_futures import tensors_after
 from pycoll.torch.errors import BackendTimeout
 from pycoll.torch.tensors.devices import Fence
 from pycoll.torch.tensors.layout import Tensors
@@ -28,6 +29,7 @@ class Work(dist.Work):
 
     _tensors: Tensors
     _error: BaseException | None = None
+    for_cpp: bool = False  # whether hooks in C++ may read the future
 
     def is_success(self) -> bool:
         """Tell whether the call has ended without an error."""
@@ -64,6 +66,14 @@ class Work(dist.Work):
     def _new_future(self) -> torch.futures.Future[Any]:
         devices = sorted({t.device for t in self._tensors if not t.is_cpu}, key=str)
         return torch.futures.Future(devices=devices)
+
+    def _future_after(self, promise: torch.futures.Future) -> Any:
+        """Return the future of the result, given one that is completed when the call has ended."""
+        # An error raised in `then` is one for C++ too, unlike that of set_exception.
+        future = promise.then(self._deliver)
+        if self.for_cpp and self._tensors and all(t.is_cpu for t in self._tensors):
+            return tensors_after(future, self._tensors)
+        return future
 
     def _deliver(self, promise: torch.futures.Future) -> Tensors:
         error = self._failure()
@@ -106,9 +116,9 @@ class DoneWork(Work):
 
     def get_future(self) -> torch.futures.Future[Any]:
         """Return a completed future of the result."""
-        future = self._new_future()
-        future.set_result(self._tensors)
-        return future
+        promise = self._new_future()
+        promise.set_result(self._tensors)
+        return self._future_after(promise) if self.for_cpp else promise
 
 
 class PendingWork(Work):
@@ -194,8 +204,7 @@ class PendingWork(Work):
         with self._guard:
             if self._future is None:
                 self._promise = self._new_future()
-                # An error raised in `then` is one for C++ too, unlike that of set_exception.
-                self._future = self._promise.then(self._deliver)
+                self._future = self._future_after(self._promise)
                 ended = self.ended
             else:
                 ended = False

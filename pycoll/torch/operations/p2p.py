@@ -147,7 +147,7 @@ class MessageWork(Work):
         """Return a future of the tensor, completed by a thread of its own."""
         if self._future is None:
             promise = self._new_future()
-            future = promise.then(self._deliver)
+            future = self._future_after(promise)
             threading.Thread(target=self._complete, args=(promise,), daemon=True).start()
             self._future = future
         return self._future
@@ -195,9 +195,11 @@ class Messages:
                 post, buffer.data_ptr(), buffer.nbytes, code(buffer.dtype), peer, tag
             )
             if ticket == 0:  # sent
-                return done(tensors)
-            work = MessageWork(self, what, peer, ticket, buffer, tensors)
-            self.pending.add(work)
+                work: dist.Work = done(tensors)
+            else:
+                work = MessageWork(self, what, peer, ticket, buffer, tensors)
+                self.pending.add(work)
+            work.for_cpp = self.caller.for_cpp
             return work
         except CollError as error:
             raise self.caller.error(error, what) from error
