@@ -121,13 +121,9 @@ def join(
 
 def _facts(fds: list[int], heaps: list[str], options: Any) -> dict[str, Any]:
     """Return what the other ranks have to know of this one: its place, memory and options."""
-    facts = {
-        "fds": fds,
-        "heaps": heaps,
-        "heap": secrets.token_hex(8),
-        "order": checked(options).order,
-    }
-    return {**asdict(Card.own()), **facts, "network": own_network()}
+    order, network = checked(options).order, own_network()
+    facts = {"fds": fds, "heaps": heaps, "heap": secrets.token_hex(8), "order": order}
+    return {**asdict(Card.own()), **facts, "network": network}
 
 
 def _cards(members: list[dict]) -> list[Card]:

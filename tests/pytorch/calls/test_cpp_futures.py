@@ -74,7 +74,7 @@ def test_errors_reach_cpp_and_keep_their_type_in_python():
         if rank == 0:
             group.set_timeout(timedelta(seconds=0.3))
             future = dist.all_reduce(torch.ones(3), group=group, async_op=True).get_future()
-            with pytest.raises(BackendTimeout, match="^all_reduce on rank 0 of 2 in group"):
+            with pytest.raises(BackendTimeout, match=r"^all_reduce on rank 0 of 2 in group"):
                 future.wait()
             with pytest.raises(RuntimeError, match="rank 1: has not made this call"):
                 first_plus_one(future)
