@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from pycoll.torch.backend.group import ProcessGroupPycoll
-from pycoll.torch.inference.route_sums import add_up, check_results, check_routes
+from pycoll.torch.inference.route_sums import add_up, check_results, check_routes, no_expert
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,8 @@ def by_messages(
 
     def routes() -> torch.Tensor:
         check_routes(x, ids, weights, num_experts, n)
+        if ids.numel() and not 0 <= ids.min() <= ids.max() < num_experts:
+            raise no_expert(num_experts)
         return torch.bincount(ids.reshape(-1).cpu(), minlength=num_experts).view(1, num_experts)
 
     table = group.gather_made("dispatch", routes).numpy().reshape(n, n, num_experts // n)
