@@ -1,5 +1,6 @@
 // machine.cu over a CUDA runtime that only notes what is asked of it: which devices are chosen,
-// and whether a context is current where the driver wants one. Prints a line for each function.
+// and whether a context is current where the driver wants one; which kernels are loaded. Prints a
+// line for each function.
 #include <cstdio>
 #include <string>
 #include <thread>
@@ -8,14 +9,26 @@
 
 using namespace pycoll::cuda;  // NOLINT
 
+namespace {
+
+const void* kernel(uintptr_t number) { return reinterpret_cast<const void*>(number); }
+
+}  // namespace
+
 namespace pycoll::cuda {
-KernelRow kSumKernels{}, kProdKernels{}, kMinKernels{}, kMaxKernels{};
+KernelRow kSumKernels{{kernel(1), kernel(2), kernel(3), kernel(4), 1}};
+KernelRow kProdKernels{}, kMinKernels{}, kMaxKernels{};
 KernelRow kAndKernels{}, kOrKernels{}, kXorKernels{};
-const KernelSet kMoveKernels{};
-const void* const kEmptyKernel = nullptr;
-const void* const kNormKernels[kNormTypes] = {};
-const void* const kGateKernel = nullptr;
-const OptimKernels kOptimKernels{};
+const KernelSet kMoveKernels{kernel(5), nullptr, kernel(6), kernel(7), 1};
+const void* const kGateKernel = kernel(8);
+const void* const kMessageKernel = kernel(9);
+const void* const kEmptyKernel = kernel(10);
+const void* const kNormKernels[kNormTypes] = {kernel(11), kernel(12), kernel(13)};
+const OptimKernels kOptimKernels{{{kernel(14)}}, {kernel(15)}, {kernel(16)}, {kernel(17)}};
+const void* const kMulticastKernels[kMulticastTypes] = {kernel(18), kernel(19), kernel(20)};
+const void* const kMulticastCopies = kernel(21);
+
+int machine::vmm_support(int device) { return device == 0 ? 0 : PYCOLL_CUDA_MULTICAST; }
 }  // namespace pycoll::cuda
 
 namespace {
@@ -79,6 +92,13 @@ cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t*, void*) {
   t_calls += " export " + std::to_string(t_device);
   return cudaSuccess;
 }
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, const void* kernel) {
+  if (kernel == nullptr) return cudaSuccess;  // of types that this program leaves out
+  t_calls += " " + std::to_string(reinterpret_cast<uintptr_t>(kernel));
+  return cudaSuccess;
+}
+cudaError_t cudaFree(void*) { return cudaSuccess; }
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) { return cudaSuccess; }
 cudaError_t cudaGetLastError() { return cudaSuccess; }
 const char* cudaGetErrorName(cudaError_t) { return ""; }
 const char* cudaGetErrorString(cudaError_t) { return ""; }
@@ -90,6 +110,8 @@ int main() {
   trace("idle here", [] { machine::wait_idle(0); });
   trace("idle there", [] { machine::wait_idle(1); });
   trace("idle nowhere", [] { machine::wait_idle(2); });
+  trace("preload", [] { machine::preload(0); });
+  trace("preload with multicast", [] { machine::preload(1); });
   for (uintptr_t device : {0, 1}) {
     trace("export", [&] {
       PycollCudaIpc ipc{};

@@ -22,8 +22,8 @@ void for_each_kernel(Visit visit) {
       }
     }
   }
-  for (const void* kernel :
-       {kMoveKernels.interpret, kMoveKernels.fold, kGateKernel, kMessageKernel, kEmptyKernel}) {
+  for (const void* kernel : {kMoveKernels.interpret, kMoveKernels.packets, kMoveKernels.fold,
+                             kGateKernel, kMessageKernel, kEmptyKernel}) {
     visit(kernel);
   }
   std::for_each_n(kNormKernels, kNormTypes, visit);

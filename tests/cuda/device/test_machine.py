@@ -31,11 +31,16 @@ def said(source, folder):
 
 
 def test_devices_are_chosen_only_where_needed(tmp_path):
-    """A device that is current is left alone; an export has a context whatever was before."""
+    """A device that is current is left alone; an export has a context whatever was before.
+
+    Every kernel is loaded before ranks can wait for each other.
+    """
     assert said("machine_calls.cpp", tmp_path) == [
         "idle here: idle 0",
         "idle there: set 1 idle 1 set 0",
         "idle nowhere: set 2 ArgumentError",
+        "preload: " + " ".join(map(str, range(1, 18))),
+        "preload with multicast: set 1 " + " ".join(map(str, range(1, 22))) + " set 0",
         "export: set 0 export 0, offset 24 of 76",
         "export: set 1 set 1 export 1 set 0, offset 24 of 76",
     ]
