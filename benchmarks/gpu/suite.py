@@ -31,7 +31,7 @@ SANITIZERS = ("memcheck", "synccheck", "racecheck")
 _FIRST = "tools build facts float8 packets messages2 offload2 traced2"  # whatever is newest
 _RIGHT = "correct faults vmm2 ipc2 graphs assumptions nccl2"
 PARTS = {"smoke": ([*_FIRST.split(), *_RIGHT.split(), *SANITIZERS], 240.0)}
-PARTS["measure"] = "speed moves steps norm train2 torch2 nccl4".split(), 300.0
+PARTS["measure"] = "facts speed moves steps norm train2 torch2 nccl4".split(), 300.0
 
 
 def sanitizer():
@@ -105,7 +105,7 @@ def run_stage(command, limit, log):
 
 
 def attempt(name, command, limit, log, writer):
-    """Run a stage and tell how it ended; return whether it succeeded, or cannot run here."""
+    """Run a stage and tell how it ended; return its exit status, or None if it had to be killed."""
     os.environ["PYCOLL_GPU_STAGE"] = name
     start = time.monotonic()
     status = run_stage(command, limit, log)
@@ -113,11 +113,13 @@ def attempt(name, command, limit, log, writer):
     known = {0: "done", SKIPPED: "skipped", None: "killed: too slow"}
     words = known.get(status, f"exit status {status}")
     writer.row(name, None if status == SKIPPED else status == 0, status=words, seconds=spent)
-    print(f"{name:10}{words}, {spent} s", flush=True)
-    good = status in (0, SKIPPED)
-    if not good:
-        print(log.read_text(errors="replace").rpartition("\n== ")[2][-1500:], flush=True)
-    return good
+    print(f"{name:12}{words}, {spent} s", flush=True)
+    said = log.read_text(errors="replace").rpartition("\n== ")[2]
+    if status == SKIPPED:
+        print(f"{'':12}{said.rpartition('skipped: ')[2].strip()}", flush=True)
+    elif status != 0:
+        print(said[-1500:], flush=True)
+    return status
 
 
 def usable():
@@ -135,6 +137,7 @@ def run(folder, wanted, limit, without=()):
     """Run the wanted stages; return the names of those that did not succeed.
 
     A choice of stages adds to what earlier runs have left in that folder; a whole run begins anew.
+    Where no device is found nothing else is tried.
     """
     begin, failed, problems = time.monotonic(), [], []
     results, log = folder / "rows.jsonl", folder / "stages.log"
@@ -152,11 +155,15 @@ def run(folder, wanted, limit, without=()):
         if left < 5:
             writer.row(name, False, status="not run", reason="no time was left")
             failed.append(name)
-        elif not attempt(name, command, min(seconds, left), log, writer):
-            failed.append(name)
-            over = name == "build" and not usable()
-            if name == "build" and not over:
-                writer.row(name, None, status="libraries built before are used instead")
+        else:
+            status = attempt(name, command, min(seconds, left), log, writer)
+            over = name == "facts" and status == SKIPPED
+            if over or status not in (0, SKIPPED):
+                failed.append(name)
+            if name in failed and name == "build":
+                over = not usable()
+                if not over:
+                    writer.row(name, None, status="libraries built before are used instead")
         problems = report.write(folder)  # now, as the next stage may take the machine with it
         if over:
             break

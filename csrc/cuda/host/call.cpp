@@ -93,7 +93,6 @@ PycollCudaCall::PycollCudaCall(PycollCudaGroup& group, const PycollCudaCallSpec*
 PycollCudaCall::~PycollCudaCall() {
   try {
     machine::wait_idle(group_.device());
-    machine::release(memory_);
   } catch (const Error&) {  // the device is lost
   }
 }
@@ -111,8 +110,8 @@ void PycollCudaCall::upload() {
   const BoundCall& call = *bound_[0];
   const size_t tables[4] = {image.add(call.in_table.offset), image.add(call.in_table.length),
                             image.add(call.out_table.offset), image.add(call.out_table.length)};
-  memory_ = machine::allocate(group_.device(), image.bytes().size());
-  char* const base = static_cast<char*>(memory_);
+  memory_.reset(machine::allocate(group_.device(), image.bytes().size()));
+  char* const base = static_cast<char*>(memory_.get());
   for (size_t r = 0; r < programs.size(); ++r) {
     const Program program{reinterpret_cast<const Instr*>(base + code[r]),
                           reinterpret_cast<const Operand*>(base + operands[r]),
@@ -124,7 +123,7 @@ void PycollCudaCall::upload() {
   const auto words = [&](int i) { return reinterpret_cast<const uint64_t*>(base + tables[i]); };
   shape_.in_table = {words(0), words(1)};
   shape_.out_table = {words(2), words(3)};
-  machine::copy_now(group_.device(), memory_, image.bytes().data(), image.bytes().size());
+  machine::copy_now(group_.device(), memory_.get(), image.bytes().data(), image.bytes().size());
 }
 
 PycollCudaProgram PycollCudaCall::program(int rank) const {
@@ -257,7 +256,7 @@ void PycollCudaCall::launch(const void* const* in, void* const* out, int nblocks
   launch.slice = slice_of(shape_.segment, shape_.elem_bytes, launch.nblocks);
   launch.timeout_ns = timeout_ns == 0 ? kDefaultTimeoutNs : timeout_ns;
   launch.absent = absent;
-  launch.programs = static_cast<const Program*>(memory_);
+  launch.programs = static_cast<const Program*>(memory_.get());
   const uint32_t unit = kernels_->elem_bytes;
   for (uint32_t r = 0; r < group_.ranks(); ++r) {
     launch.in[r] = static_cast<char*>(const_cast<void*>(in == nullptr ? nullptr : in[r]));

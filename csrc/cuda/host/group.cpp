@@ -8,6 +8,19 @@
 using namespace pycoll;        // NOLINT: the types of the C interface live outside
 using namespace pycoll::cuda;  // NOLINT
 
+void GiveBack::operator()(void* memory) const {
+  try {
+    machine::release(memory);
+  } catch (const Error&) {  // the device is lost, and its memory with it
+  }
+}
+void GiveBack::operator()(Record* records) const {
+  try {
+    machine::release_records(records);
+  } catch (const Error&) {
+  }
+}
+
 PycollCudaGroup::PycollCudaGroup(int device, int rank, int world_size, int max_blocks, uint64_t key)
     : device_(device), rank_(rank), key_(key) {
   COLL_CHECK(world_size >= 1 && world_size <= kMaxRanks, "ArgumentError", "a world of ", world_size,
@@ -18,13 +31,13 @@ PycollCudaGroup::PycollCudaGroup(int device, int rank, int world_size, int max_b
   world_size_ = static_cast<uint32_t>(world_size);
   max_blocks_ = static_cast<uint32_t>(max_blocks);
   machine::preload(device);
-  records_ = machine::allocate_records(device, ranks());
+  records_.reset(machine::allocate_records(device, ranks()));
   const size_t size = is_virtual() ? control_bytes(world_size_, max_blocks_)
                                    : message_bytes(world_size_, max_blocks_);
   for (uint32_t r = 0; r < ranks(); ++r) {
-    own_controls_.push_back(
+    own_controls_.emplace_back(
         machine::allocate(device, is_virtual() ? size : machine::exportable(size)));
-    controls_[first_rank() + r] = static_cast<char*>(own_controls_.back());
+    controls_[first_rank() + r] = static_cast<char*>(own_controls_.back().get());
   }
   connected_ = is_virtual() || world_size_ == 1;
 }
@@ -32,15 +45,13 @@ PycollCudaGroup::PycollCudaGroup(int device, int rank, int world_size, int max_b
 PycollCudaGroup::~PycollCudaGroup() {
   try {
     machine::wait_idle(device_);
-    for (void* control : own_controls_) machine::release(control);
-    machine::release_records(records_);
-  } catch (const Error&) {  // the device is lost, and its memory with it
+  } catch (const Error&) {  // the device is lost
   }
 }
 
 void* PycollCudaGroup::control() const {
   COLL_CHECK(!is_virtual(), "ArgumentError", "virtual ranks need no exchange of control memory");
-  return own_controls_[0];
+  return own_controls_[0].get();
 }
 
 void PycollCudaGroup::set_share(int ranks) {
@@ -68,8 +79,8 @@ void PycollCudaGroup::connect(void* const* controls, void* const* heaps, uint64_
     COLL_CHECK(reinterpret_cast<uintptr_t>(cell) % 16 == 0, "ArgumentError", "the cells of rank ",
                r, " are not aligned to 16 bytes");
     COLL_CHECK(cell_bytes == 0 || cell != nullptr, "ArgumentError", "rank ", r, " has no cells");
-    COLL_CHECK(is_virtual() || r != first_rank() || control == own_controls_[0], "ArgumentError",
-               "the control memory of rank ", r, " is this process's own");
+    COLL_CHECK(is_virtual() || r != first_rank() || control == own_controls_[0].get(),
+               "ArgumentError", "the control memory of rank ", r, " is this process's own");
     controls_[r] = control;
     cells_[r] = cell;
     heaps_[r] = is_virtual() || heaps == nullptr ? nullptr : static_cast<char*>(heaps[r]);
@@ -83,7 +94,7 @@ Record& PycollCudaGroup::record(int rank) const {
   const int64_t entry = int64_t{rank} - first_rank();
   COLL_CHECK(entry >= 0 && entry < ranks(), "ArgumentError", "rank ", rank,
              " is not run by this process");
-  return records_[entry];
+  return records_.get()[entry];
 }
 
 PycollCudaError PycollCudaGroup::error(int rank) const {
@@ -99,7 +110,7 @@ PycollCudaError PycollCudaGroup::error(int rank) const {
 bool PycollCudaGroup::failed() const {
   bool failed = aborted();
   for (uint32_t r = 0; r < ranks(); ++r) {
-    failed |= __atomic_load_n(&records_[r].kind, __ATOMIC_ACQUIRE) != 0;
+    failed |= __atomic_load_n(&records_.get()[r].kind, __ATOMIC_ACQUIRE) != 0;
   }
   return failed;
 }
@@ -107,13 +118,13 @@ bool PycollCudaGroup::failed() const {
 void PycollCudaGroup::abort() {
   aborted_.store(true);
   for (uint32_t r = 0; r < ranks(); ++r) {
-    __atomic_store_n(&records_[r].abort, 1u, __ATOMIC_RELEASE);
+    __atomic_store_n(&records_.get()[r].abort, 1u, __ATOMIC_RELEASE);
   }
 }
 
 void PycollCudaGroup::reset() {
   machine::wait_idle(device_);
-  std::memset(static_cast<void*>(records_), 0, ranks() * sizeof(Record));
+  std::memset(static_cast<void*>(records_.get()), 0, ranks() * sizeof(Record));
   aborted_.store(false);
   set_epoch(0);
 }
@@ -135,7 +146,9 @@ void PycollCudaGroup::set_epoch(uint32_t epoch) {
   std::memcpy(image.data(), &control, sizeof(control));
   auto* flags = reinterpret_cast<uint32_t*>(image.data() + flags_offset());
   for (size_t i = 0; i < size_t{world_size_} * max_blocks_; ++i) flags[i] = position_of(epoch, 0);
-  for (void* own : own_controls_) machine::copy_now(device_, own, image.data(), image.size());
+  for (const DeviceMemory& own : own_controls_) {
+    machine::copy_now(device_, own.get(), image.data(), image.size());
+  }
 }
 
 void PycollCudaGroup::place(Launch& launch) const {
@@ -153,7 +166,7 @@ void PycollCudaGroup::place(Launch& launch) const {
     launch.cells[r] = cells_[r];
     launch.heaps[r] = heaps_[r];
   }
-  Record* const records = machine::device_address(records_);
+  Record* const records = machine::device_address(records_.get());
   for (uint32_t r = 0; r < ranks(); ++r) launch.records[r] = records + r;
 }
 

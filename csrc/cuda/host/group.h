@@ -19,6 +19,13 @@ inline constexpr uint64_t kLowLatencyBytes = 256 << 10;
 // Data that one rank can send to one other in a low-latency call.
 inline uint64_t packet_data(uint32_t n) { return packet_slot(n) / kPacketBytes * kPacketData; }
 
+// Memory of a group or a call, given back with it, also where making that fails.
+struct GiveBack {
+  void operator()(void* memory) const;
+  void operator()(Record* records) const;
+};
+using DeviceMemory = std::unique_ptr<void, GiveBack>;
+
 }  // namespace pycoll::cuda
 
 struct PycollCudaGroup {
@@ -69,8 +76,8 @@ struct PycollCudaGroup {
   int device_, rank_;
   uint32_t world_size_, max_blocks_, share_ = 1;
   uint64_t key_;
-  std::vector<void*> own_controls_;          // [ranks()]
-  pycoll::cuda::Record* records_ = nullptr;  // [ranks()], host addresses
+  std::vector<pycoll::cuda::DeviceMemory> own_controls_;                     // [ranks()]
+  std::unique_ptr<pycoll::cuda::Record, pycoll::cuda::GiveBack> records_{};  // [ranks()], of hosts
   char* controls_[pycoll::cuda::kMaxRanks] = {};
   char* heaps_[pycoll::cuda::kMaxRanks] = {};
   char* cells_[pycoll::cuda::kMaxRanks] = {};
@@ -135,7 +142,7 @@ struct PycollCudaCall {
   Moved moved_;
   bool tree_ = false, push_ = false, own_chunk_ = false, copies_ = false;
   std::vector<PycollCudaProgram> programs_;  // [group.ranks()], device addresses
-  void* memory_ = nullptr;  // of the device: programs, then code, operands and tables
+  pycoll::cuda::DeviceMemory memory_;        // programs, then code, operands and tables
 };
 
 namespace pycoll::cuda {

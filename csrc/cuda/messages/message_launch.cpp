@@ -37,10 +37,10 @@ MessageEnd end_of(const PycollCudaGroup& group, const PycollCudaMessage& message
 
 // One for each part, where half of the device has room for as many: the other half is for what runs
 // beside a message, such as a message the other way.
-int default_blocks(const PycollCudaGroup& group, uint32_t parts, int threads) {
-  const int resident = machine::kernel_info(group.device(), kMessageKernel, threads).resident;
+int default_blocks(const PycollCudaGroup& group, uint32_t parts, int resident) {
   const int fits = resident / (2 * static_cast<int>(group.ranks_on_device()));
-  return std::clamp(fits, 1, static_cast<int>(std::min(parts, kMessagePlaces)));
+  const uint32_t most = std::min({parts, kMessagePlaces, group.max_blocks()});
+  return std::clamp(fits, 1, static_cast<int>(most));
 }
 
 }  // namespace
@@ -72,15 +72,19 @@ void launch_message(const PycollCudaGroup& group, const PycollCudaMessage& messa
     group.check_in_heap(message.array, message.nbytes, "sent");
   }
   const bool copies = receives || (slotted && launch.posts != 0);
+  const int resident = machine::kernel_info(group.device(), kMessageKernel, threads).resident;
   const int blocks = nblocks != 0 ? nblocks
-                     : copies     ? default_blocks(group, launch.end.parts, threads)
+                     : copies     ? default_blocks(group, launch.end.parts, resident)
                                   : 1;
   COLL_CHECK(blocks > 0 && blocks <= int(group.max_blocks()), "ArgumentError", nblocks,
              " blocks; the group has room for ", group.max_blocks());
+  COLL_CHECK(blocks <= resident, "TooLarge", blocks, " blocks; ", resident, " fit at once");
   launch.call.nblocks = static_cast<uint32_t>(copies ? blocks : 1);
   launch.call.timeout_ns = timeout_ns == 0 ? kDefaultTimeoutNs : timeout_ns;
+  // Not cooperative: all blocks fit, and it is enough that each comes sooner or later. Nobody says
+  // that cooperative launches on two streams run side by side.
   machine::launch(group.device(), kMessageKernel, static_cast<int>(launch.call.nblocks), threads,
-                  &launch, sizeof(launch), true, stream);
+                  &launch, sizeof(launch), false, stream);
 }
 
 bool is_taken(const PycollCudaGroup& group, const PycollCudaMessage& send) {

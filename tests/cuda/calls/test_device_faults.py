@@ -248,3 +248,24 @@ def test_bad_launches_are_refused(library):
         spec = (Spec * 1)(spec_of(plans_of(RING, 8)[0], "float32", count=64))
         with pytest.raises(DeviceError, match="1 plans for 8 ranks"):
             library.call_create(world.groups[0], spec, 1, byref(c_void_p()))
+
+
+@pytest.mark.parametrize("peers", [False, True])
+def test_what_is_refused_memory_leaves_none_behind(library, peers):
+    """A group takes records and control memory, a call its programs."""
+    before = library.dll.pycoll_host_allocated(-1)
+    try:
+        for refused in range(2 if peers else 4):
+            library.dll.pycoll_host_allocated(refused)
+            with pytest.raises(DeviceError, match="refused"):
+                World(library, 3, peers=peers)
+            assert library.dll.pycoll_host_allocated(-1) == before
+        with World(library, 3, peers=peers) as world:
+            made = library.dll.pycoll_host_allocated(0)
+            plans = plans_of(RING, 3)
+            with pytest.raises(DeviceError, match="refused"):
+                world.call([spec_of(plan, "float32", count=64) for plan in plans])
+            assert library.dll.pycoll_host_allocated(-1) == made
+        assert library.dll.pycoll_host_allocated(-1) == before
+    finally:
+        library.dll.pycoll_host_allocated(-1)

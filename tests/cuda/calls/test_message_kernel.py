@@ -8,6 +8,7 @@ from device_library import (
     ARGUMENT,
     FOLLOWED,
     TIMEOUT,
+    TOO_LARGE,
     DeviceError,
     Library,
     World,
@@ -153,6 +154,23 @@ def test_the_sender_knows_when_a_message_is_taken(library, slotted):
         assert world.taken(0, 1, 0, x, slotted)
         assert world.failed() == []
         assert np.array_equal(x, y)
+
+
+def test_as_many_blocks_as_a_group_has(library):
+    """A message has more parts than its group has blocks; by default it takes what there is."""
+    library.schedule(0)
+    with World(library, 2, peers=True, max_blocks=3) as world:
+        rng, nbytes = np.random.default_rng(0), 5 * slot(2)
+        x, y = rng.integers(0, 256, nbytes).astype(np.uint8), np.zeros(nbytes, np.uint8)
+        world.message("send", 0, 1, 0, x, slotted=True, blocks=0)
+        world.message("receive", 1, 0, 0, y, slotted=True, blocks=0)
+        world.synchronize()
+        assert world.failed() == []
+        assert np.array_equal(x, y)
+    with World(library, 2, peers=True, max_blocks=256) as world:
+        with pytest.raises(DeviceError, match="fit at once") as caught:
+            world.message("send", 0, 1, 0, x, slotted=True, blocks=200)
+        assert caught.value.status == TOO_LARGE
 
 
 def test_between_calls_of_the_same_ranks(library):

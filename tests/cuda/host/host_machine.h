@@ -15,6 +15,10 @@ __attribute__((visibility("default"))) void pycoll_host_schedule(int64_t seed);
 // whether memory of a descriptor, or of a fabric handle, may be mapped.
 __attribute__((visibility("default"))) void pycoll_host_vmm(int bits, int descriptors, int fabric);
 
+// Returns how many pieces of memory have been allocated and not been freed. Before the next one
+// that is refused there are so many that are not; negative: none is refused.
+__attribute__((visibility("default"))) int pycoll_host_allocated(int until_refused);
+
 // Accesses that have been made under schedulers so far.
 __attribute__((visibility("default"))) uint64_t pycoll_host_turns(void);
 

@@ -36,7 +36,8 @@ struct Place {  // of a memfd, for other processes
 };
 
 std::mutex g_mutex;
-std::map<uintptr_t, Piece> g_pieces;  // by address
+std::map<uintptr_t, Piece> g_pieces;                   // by address
+std::atomic<int> g_allocated{0}, g_until_refused{-1};  // pieces of `allocate`
 std::atomic<int> g_support{PYCOLL_CUDA_VMM};
 std::atomic<bool> g_by_descriptor{true}, g_by_fabric{true};
 
@@ -89,6 +90,8 @@ int adopt(const void* handle) {
 }  // namespace
 
 void* allocate(int, size_t nbytes) {
+  COLL_CHECK(g_until_refused.fetch_sub(1) != 0, "CudaError", "allocating device memory: refused");
+  ++g_allocated;
   if (nbytes != 0 && nbytes % kUnit == 0) return make(nbytes);
   const size_t size = (nbytes + 256) / 256 * 256;
   void* const memory = std::aligned_alloc(256, size);
@@ -97,6 +100,7 @@ void* allocate(int, size_t nbytes) {
 }
 
 void release(void* pointer) {
+  --g_allocated;
   bool mapped = false;
   {
     const std::lock_guard lock(g_mutex);
@@ -112,7 +116,7 @@ void release(void* pointer) {
 Record* allocate_records(int device, size_t count) {
   return static_cast<Record*>(allocate(device, count * sizeof(Record)));
 }
-void release_records(Record* records) { std::free(records); }
+void release_records(Record* records) { release(records); }
 Record* device_address(Record* records) { return records; }
 
 void ipc_export(const void* pointer, PycollCudaIpc& ipc) {
@@ -258,4 +262,9 @@ void pycoll_host_vmm(int bits, int descriptors, int fabric) {
   g_support = bits;
   g_by_descriptor = descriptors != 0;
   g_by_fabric = fabric != 0;
+}
+
+int pycoll_host_allocated(int until_refused) {
+  pycoll::cuda::machine::g_until_refused = until_refused;
+  return pycoll::cuda::machine::g_allocated;
 }
