@@ -157,13 +157,12 @@ def run(folder, wanted, limit, without=()):
             failed.append(name)
         else:
             status = attempt(name, command, min(seconds, left), log, writer)
-            over = name == "facts" and status == SKIPPED
-            if over or status not in (0, SKIPPED):
-                failed.append(name)
-            if name in failed and name == "build":
-                over = not usable()
-                if not over:
-                    writer.row(name, None, status="libraries built before are used instead")
+            bare = name == "facts" and status == SKIPPED  # there is no device
+            good = not bare and status in (0, SKIPPED)
+            failed += [] if good else [name]
+            over = bare or (name == "build" and not good and not usable())
+            if name == "build" and not good and not over:
+                writer.row(name, None, status="libraries built before are used instead")
         problems = report.write(folder)  # now, as the next stage may take the machine with it
         if over:
             break
@@ -190,7 +189,10 @@ def main(argv=None):
     in_part, seconds = PARTS.get(args.part, (None, LIMIT_S))
     if in_part is not None:
         wanted = [*in_part, *(wanted or ())]
-        without += ["build"] if usable() else []
+        built = usable()
+        without += ["build"] if built else []
+        if not built and "build" in wanted:
+            print("no libraries can be loaded here: they are built first", flush=True)
     failed = run(args.folder, wanted, args.limit or seconds, without)
     print("\n" + report.head(args.folder))
     return int(bool(failed))

@@ -132,6 +132,21 @@ def test_a_build_that_fails_ends_a_run_where_no_libraries_are(gpu, tmp_path, mon
     assert ("| build | libraries built before are used instead |" in text) == there
 
 
+def test_without_a_device_nothing_more_is_tried(gpu, tmp_path, monkeypatch, capsys):
+    suite = gpu("suite")
+    text = "import sys; print('skipped: CUDA device: there is none', file=sys.stderr); sys.exit(77)"
+    skips = [sys.executable, "-c", text]
+    stages = [(name, skips, 9.0) for name in ("speed", "facts", "steps")]
+    monkeypatch.setattr(suite, "stages", lambda python: stages)
+    monkeypatch.setenv("PYCOLL_GPU_ROWS", "")
+    monkeypatch.setenv("PYCOLL_GPU_STAGE", "")
+    assert suite.run(tmp_path, None, 60.0) == ["facts"]
+    assert capsys.readouterr().out.count("CUDA device: there is none\n") == 2
+    ran = [row["name"] for row in gpu("rows").read(tmp_path / "rows.jsonl")]
+    assert ran == ["begin", "speed", "facts"]
+    assert "| facts | skipped | " in (tmp_path / "report.md").read_text()
+
+
 def test_libraries_that_are_there_can_be_used(gpu):
     assert gpu("suite").usable() == (ROOT / "pycoll/libpycoll_cuda.so").exists()
 
@@ -162,7 +177,10 @@ def test_arguments(gpu, capsys):
         suite.main(["--stage", "nothing"])
     assert "known: tools, build, facts, float8, packets" in capsys.readouterr().err
     names = [name for name, _, _ in suite.stages("python")]
-    assert sorted(name for part, _ in suite.PARTS.values() for name in part) == sorted(names)
+    in_parts = sorted(name for part, _ in suite.PARTS.values() for name in part)
+    assert in_parts == sorted([*names, "facts"]), (
+        "each is in one part; a device is looked for in both"
+    )
     limits = [limit for _, _, limit in suite.stages("python")]
     assert suite.LIMIT_S <= 9 * 60 - 15
     assert max(limits) < suite.LIMIT_S / 2
