@@ -44,12 +44,13 @@ def seconds(algorithm, n, nbytes, copied):
     return LAUNCH_S + ENTER_S + HOP_S + FOLD_S + FENCED_HOP_S + FINISH_S + moving
 
 
-def packets_seconds(n, sent):
+def packets_seconds(n, sent, senders=None):
     """Return the time that a call in packets should take: one hop, and no fence.
 
     Args:
         n: Ranks.
         sent: Bytes from one rank to one other; a packet has as many bytes of flags as of data.
+        senders: Ranks that send to all others; by default all.
     """
-    moved = 2 * 2 * n * (n - 1) * sent  # written and read once
+    moved = 2 * 2 * (senders or n) * (n - 1) * sent  # written and read once
     return LAUNCH_S + ENTER_S + RELAXED_HOP_S + FOLD_S + moved / L2_BYTES_S

@@ -83,7 +83,8 @@ def small(writer, cupy, ranks, collective, sent):
     x, _ = ramps(cupy, n, sent // 4 * (n if collective == "all_to_all" else 1))
     out = cupy.empty((n, sent // 4 * (1 if collective == "broadcast" else n)), cupy.float32)
     facts = {"n": n, "nbytes": sent, "collective": collective, "right": True}
-    facts["predicted"] = model.packets_seconds(n, sent)
+    senders = 1 if collective == "broadcast" else n
+    facts["predicted"] = model.packets_seconds(n, sent, senders)
     launch = ranks.bind(collective, x, out=out, algorithm=SMALL[collective])
     for way, method in (("interpreted", INTERPRET), ("packets", LOW_LATENCY)):
         try:

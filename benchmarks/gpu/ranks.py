@@ -108,8 +108,8 @@ def messages(comm, cupy, writer):
     From the heap a receiver copies what is large from where it lies; all else goes through slots.
     """
     n, rank = comm.world_size, comm.rank
-    for nbytes in MESSAGES:
-        for kind in ("symmetric", "pool"):
+    for kind in ("symmetric", "pool"):  # large ones of the second need launches side by side
+        for nbytes in MESSAGES:
             x, seconds = np.arange(nbytes // 4, dtype=np.int32) % 99_991 + rank, []
             want = x - rank + (rank - 1) % n
             on_device, out = cupy.asarray(x), nonsense(cupy, x)
