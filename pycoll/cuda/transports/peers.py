@@ -87,7 +87,7 @@ class PeerTransport(Transport):
         self._wanted: list[int] = []
         self._peers: list[list[int]] = []  # control memory and staging buffers of all ranks, here
         self._control = session.control
-        self._group = self._cells = 0
+        self._group = self._cells = self._share = 0
         self.multicast: HeapMulticast | None = None
         self._heaps: list[int] = []  # where those of all ranks are mapped here
         self._offsets: list[list[int]] = []
@@ -126,8 +126,10 @@ class PeerTransport(Transport):
         """
         if self._connected == self._wanted:
             return False
+        if not self._share:
+            self._share = self._most_on_one(session)
         if not self._group:
-            self._begin(session)
+            session.refusing(lambda: self._make_group(session))
         if not self._peers:
             control = library().pointer("group_control", self._group)
             self._peers = [self._maps.exchange(session, p) for p in (control, self._cells)]
@@ -158,8 +160,8 @@ class PeerTransport(Transport):
         self.multicast = HeapMulticast(session, self.memory, device)
         library().call("group_multicast", self._group, self.multicast.address or None)
 
-    def _begin(self, session: Session) -> None:
-        """Make this rank's end of the group.
+    def _most_on_one(self, session: Session) -> int:
+        """Return how many ranks the fullest device has; a collective.
 
         Raises:
             ArgumentError: If ranks of one process share a device; on every rank.
@@ -167,14 +169,21 @@ class PeerTransport(Transport):
         found = places(session, library().device(self.device))
         if not library().for_host:
             _check_apart(found)
+        return max(Counter(place.device for place in found).values())
+
+    def _make_group(self, session: Session) -> None:
+        """Make this rank's end of the group; what was taken is freed if that fails."""
         key = zlib.crc32(repr(session.config).encode())
-        self._group = library().pointer(
-            "group_peer", self.device, self._rank, self._n, MAX_BLOCKS, key
-        )
-        share = max(Counter(place.device for place in found).values())
-        library().call("group_share", self._group, share)
-        self._cells = library().pointer("malloc", self.device, 2 * _CELL_BYTES)
-        self._calls = CallCache(self._group, self._n, [self._rank])
+        form = self.device, self._rank, self._n, MAX_BLOCKS, key
+        cells = library().pointer("malloc", self.device, 2 * _CELL_BYTES)
+        try:
+            group = library().pointer("group_peer", *form)
+        except BaseException:
+            library().call("free", cells)
+            raise
+        library().call("group_share", group, self._share)
+        self._group, self._cells = group, cells
+        self._calls = CallCache(group, self._n, [self._rank])
 
     def launch(
         self,

@@ -10,7 +10,7 @@ import pytest
 from cuda.host_cupy import DeviceArray
 from pycoll.config import Config
 from pycoll.cuda.device.library import DeviceInfo, Ipc
-from pycoll.errors import ArgumentError, PeerRejected
+from pycoll.errors import ArgumentError, PeerRejected, TransportError
 from pycoll.testing import run_threads
 
 PEERS = Config(timeout_s=10, heap_bytes=1 << 28, device_heap_bytes=1 << 20)
@@ -47,6 +47,32 @@ def test_threads_on_one_device_are_refused(host_kernels):
 
     assert run_threads(3, rank, config=PEERS) == [[3.0, 3.0]] * 3
     assert host_kernels.launches == []
+
+
+@pytest.mark.parametrize("refused", ["malloc", "group_peer"])
+def test_a_device_without_memory_is_an_error_on_every_rank(host_kernels, monkeypatch, refused):
+    """What has been taken is freed, and the next call tries again."""
+    pointer, full = host_kernels.pointer, threading.local()
+
+    def take(name, *arguments):
+        if name == refused and getattr(full, "device", False):
+            raise TransportError("the device has no memory left")
+        return pointer(name, *arguments)
+
+    monkeypatch.setattr(host_kernels, "pointer", take)
+
+    def rank(comm):
+        full.device = comm.rank == 1
+        kind = TransportError if full.device else PeerRejected
+        with pytest.raises(kind, match="the device has no memory left"):
+            comm.all_reduce(DeviceArray(np.ones(4)))
+        left = len(host_kernels.owned)
+        full.device = False
+        return left, comm.all_reduce(DeviceArray(np.ones(4))).get().tolist()
+
+    found = run_threads(2, rank, config=PEERS)
+    assert [total for _, total in found] == [[2.0] * 4] * 2
+    assert found[1][0] <= 1, "rank 1 keeps nothing"
 
 
 def test_threads_on_devices_of_their_own(host_kernels, asked, monkeypatch):
