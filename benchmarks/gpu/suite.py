@@ -29,7 +29,7 @@ SKIPPED = 77  # exit status of a stage that cannot run here
 SANITIZERS = ("memcheck", "synccheck", "racecheck")
 # What runs of a part do, and the seconds that they may take.
 _FIRST = "tools build facts float8 packets messages2 offload2 traced2"  # whatever is newest
-_RIGHT = "correct faults vmm2 ipc2 graphs assumptions nccl2"
+_RIGHT = "correct faults vmm2 ipc2 nccl2 graphs assumptions"
 PARTS = {"smoke": ([*_FIRST.split(), *_RIGHT.split(), *SANITIZERS], 240.0)}
 PARTS["measure"] = "facts speed moves steps norm train2 torch2 nccl4".split(), 300.0
 
@@ -58,19 +58,19 @@ def stages(python):
         ("traced2", ["env", "PYCOLL_NVTX=1", *ranks, "2", HERE / "traced.py"], 40.0),
         ("correct", [python, HERE / "correct.py"], 90.0),
         ("faults", [python, HERE / "faults.py"], 45.0),
-        ("assumptions", [python, HERE / "assumptions.py"], 60.0),
         ("vmm2", [*ranks, "2", HERE / "ranks.py", "cuda"], 45.0),
         ("ipc2", ["env", "PYCOLL_DEVICE_MEMORY=ipc", *ranks, "2", HERE / "ranks.py", "cuda"], 45.0),
         ("nccl2", [*ranks, "2", HERE / "ranks.py", "nccl"], 45.0),
-        ("train2", [*ranks, "2", HERE / "training.py"], 45.0),
         ("graphs", [python, HERE / "graphs.py"], 30.0),
+        *((tool, [*check, "--tool", tool, *few], 60.0) for tool in SANITIZERS),
+        ("assumptions", [python, HERE / "assumptions.py"], 60.0),
+        ("train2", [*ranks, "2", HERE / "training.py"], 45.0),
         ("speed", [python, HERE / "speed.py"], 120.0),
         ("moves", [python, HERE / "moves.py"], 60.0),
         ("steps", [python, HERE / "steps.py"], 60.0),
         ("norm", [python, HERE / "norm.py"], 90.0),
         ("torch2", [*ranks, "2", HERE / "torch_group.py"], 90.0),
         ("nccl4", [*ranks, "4", HERE / "ranks.py", "nccl"], 45.0),
-        *((tool, [*check, "--tool", tool, *few], 60.0) for tool in SANITIZERS),
     ]
 
 
