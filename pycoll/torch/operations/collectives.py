@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch._C import _distributed_c10d as c10d
 
 from pycoll.errors import ArgumentError
 from pycoll.runtime.calls import v_variants
-from pycoll.torch.calls.caller import Caller, Job, Key
+from pycoll.torch.calls.caller import Caller, Job
 from pycoll.torch.errors import BackendTimeout, in_words_of_gloo
 from pycoll.torch.operations.arguments import (
     are_blocks,
@@ -26,6 +25,7 @@ from pycoll.torch.operations.arguments import (
     single,
     unwritten,
 )
+from pycoll.torch.operations.operation import Gather, Prepared, Repeated, operation
 from pycoll.torch.operations.packing import PACKED, Alone, Part, in_packs
 from pycoll.torch.tensors.devices import on_host
 from pycoll.torch.tensors.layout import (
@@ -44,13 +44,6 @@ from pycoll.types import Kind, ReduceOp
 
 _SUM, _AVG = dist.ReduceOp.SUM, dist.ReduceOp.AVG
 _MAX_DIMS = 16  # of a sparse tensor
-Prepared = tuple[Job, Tensors]
-Repeated = tuple[Key, torch.Tensor | None, torch.Tensor] | None
-"""What `Caller.repeat` takes; None if calls like it are not repeated."""
-Like = Callable[[Caller, tuple], Repeated]
-"""Finds that out for the arguments of an operation."""
-Gather = Callable[[torch.Tensor], torch.Tensor]
-"""From a tensor of each rank to all, by rank."""
 
 
 def _usual(op: dist.ReduceOp) -> ReduceOp | None:
@@ -94,42 +87,6 @@ def _like_all_to_all(caller: Caller, args: tuple) -> Repeated:
     if out_splits or x_splits or not are_blocks(out, x, caller.size):
         return None
     return (Kind.ALL_TO_ALL, x.dtype, x.numel(), None, 0), x, out
-
-
-def operation(what: str, options: type, like: Like | None = None) -> Callable:
-    """Turn a method that checks arguments, and returns a job with its result, into an operation.
-
-    The operation fills in missing options, makes the call or repeats an earlier one, and ends the
-    group if an interrupt comes anywhere in it.
-
-    Args:
-        what: Its name, for messages.
-        options: PyTorch's options for it, its last argument.
-        like: See `Like`.
-    """
-
-    def make(prepare: Callable[..., tuple[Job, Tensors]]) -> Callable[..., dist.Work]:
-        count = prepare.__code__.co_argcount - 1
-
-        @functools.wraps(prepare)
-        def whole(group: Collectives, *args: Any, opts: Any = None) -> dist.Work:
-            try:
-                if len(args) < count or args[-1] is None:
-                    args = *args[: count - 1], opts or options()
-                caller, key, out = group._caller, None, None
-                if like is not None and (repeated := like(caller, args)) is not None:
-                    key, x, out = repeated
-                    if (work := caller.repeat(key, x, out, args[-1])) is not None:
-                        return work
-                first = functools.partial(prepare, group, *args)
-                return caller.start(what, first, args[-1], key, out)
-            except BaseException as error:
-                group._caller.abort_if_interrupted(error)
-                raise
-
-        return whole
-
-    return make
 
 
 class Collectives:

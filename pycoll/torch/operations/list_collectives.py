@@ -19,7 +19,8 @@ from pycoll.torch.operations.arguments import (
     single,
     unwritten,
 )
-from pycoll.torch.operations.collectives import Collectives, Prepared, operation
+from pycoll.torch.operations.collectives import Collectives
+from pycoll.torch.operations.operation import Prepared, operation
 from pycoll.torch.tensors.devices import on_host
 from pycoll.torch.tensors.layout import (
     Request,
