@@ -1,5 +1,6 @@
 """What the tests of a trainer are run in: an environment of its own, and its sources."""
 
+import os
 import subprocess
 import sys
 import tarfile
@@ -20,8 +21,16 @@ def python_of(folder, trainer):
         subprocess.run([sys.executable, "-m", "venv", place], check=True)
         command = [python, "-m", "pip", "install", "-q", *BASE, *trainer.packages]
         subprocess.run(command, check=True)
+        if trainer.prepare:
+            env = {**os.environ, **operators(folder), "PATH": f"{place}/bin:{os.environ['PATH']}"}
+            subprocess.run([python, *trainer.prepare], check=True, env=env)
         done.write_text(wanted)
     return python
+
+
+def operators(folder):
+    """Return the variable that says where PyTorch puts what it compiles on first use."""
+    return {"TORCH_EXTENSIONS_DIR": str(folder / "operators")}
 
 
 def sources_of(folder, sources, trainer):
@@ -60,6 +69,7 @@ def variables(folder, backend, made):
     )
     paths = [named.parent, Path(__file__).parent, TREE]
     return {
+        **operators(folder),
         "PYTHONPATH": ":".join(map(str, paths)),
         "IN_PLACE_OF_GLOO": "" if backend == "gloo" else backend,
         "GROUPS_MADE": str(made),

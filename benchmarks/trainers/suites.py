@@ -30,6 +30,7 @@ class Trainer:
     runs: list[Run]
     sdist: str | None = None
     checkout: str | None = None
+    prepare: list[str] = field(default_factory=list)  # for its Python, once after installing
 
 
 def pytest_run(label, *words, each_s=120, **more):
@@ -84,30 +85,30 @@ ACCELERATE = Trainer(
 
 DEEPSPEED_ENV = {
     **{"DS_ACCELERATOR": "cpu", "LOCAL_SIZE": "4", "DS_DISABLE_REUSE_DIST_ENV": "1"},
-    **{"DS_UNITTEST_TIMEOUT": "300", "DS_SKIP_CUDA_CHECK": "1"},
+    **{"DS_UNITTEST_TIMEOUT": "600", "DS_SKIP_CUDA_CHECK": "1"},
 }
-ZERO_PARTS = [
-    *["context", "context_return", "context_ancestry", "nesting_init", "dynamic_class"],
-    *["grad_clip", "allreduce_fetch_params", "config", "leaf_module", "tiled"],
-]
+OPERATORS = """
+from deepspeed.ops.op_builder import CPUAdamBuilder, FusedAdamBuilder
+from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder
+for builder in (CPUAdamBuilder, FusedAdamBuilder, ShareMemCommBuilder):
+    builder().load()
+"""
+ZERO, FRAGMENTS = "tests/unit/runtime/zero", "tests/unit/runtime/zero/test_zero_tensor_fragment.py"
+DEEPSPEED_PARTS = {
+    "unit/comm": ["tests/unit/comm"],
+    "unit/runtime/zero, tensor fragments apart": [ZERO, f"--ignore={FRAGMENTS}"],
+    "unit/runtime/zero, tensor fragments": [FRAGMENTS],
+}
 DEEPSPEED = Trainer(
     "deepspeed",
     "deepspeed",
-    ["deepspeed==0.19.5", "setuptools<82", "ninja", "transformers", "tabulate", "mup"],
+    ["deepspeed==0.19.5", "setuptools<82", "ninja", "transformers", "tabulate", "pytest<8.4"],
     [
-        pytest_run("unit/comm", "tests/unit/comm", each_s=600, env=DEEPSPEED_ENV),
-        pytest_run(
-            "of unit/runtime/zero",
-            *[f"tests/unit/runtime/zero/test_zero_{part}.py" for part in ZERO_PARTS],
-            *[
-                f"tests/unit/runtime/zero/test_{p}.py"
-                for p in ("ignore_unused_parameters", "unwrap_model")
-            ],
-            each_s=600,
-            env=DEEPSPEED_ENV,
-        ),
+        pytest_run(label, "-p", "imported_before_fork", *words, each_s=900, env=DEEPSPEED_ENV)
+        for label, words in DEEPSPEED_PARTS.items()
     ],
     checkout="DeepSpeed-0.19.5",
+    prepare=["-c", OPERATORS],
 )
 
 LIGHTNING_PARTS = [
@@ -165,4 +166,17 @@ RAY = Trainer(
     [Run("TorchTrainer of two workers", [HERE / "ray_steps.py"], True, RAY_ENV, limit_s=600)],
 )
 
-TRAINERS = {t.name: t for t in (IGNITE, ACCELERATE, DEEPSPEED, LIGHTNING, TORCHTITAN, RAY)}
+TORCHFT = Trainer(
+    "torchft",
+    "torchft-nightly",
+    ["torchft-nightly==2026.10.26", "parameterized", "expecttest"],
+    [
+        Run("a lighthouse, one of two replica groups killed", [HERE / "torchft_steps.py"], True),
+        pytest_run(
+            "its tests of the manager with a lighthouse",
+            *["-p", "in_place_in_torchft", "--pyargs", "torchft.manager_integ_test"],
+        ),
+    ],
+)
+
+TRAINERS = {t.name: t for t in (IGNITE, ACCELERATE, DEEPSPEED, LIGHTNING, TORCHTITAN, RAY, TORCHFT)}
