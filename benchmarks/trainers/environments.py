@@ -25,7 +25,25 @@ def python_of(folder, trainer):
             env = {**os.environ, **operators(folder), "PATH": f"{place}/bin:{os.environ['PATH']}"}
             subprocess.run([python, *trainer.prepare], check=True, env=env)
         done.write_text(wanted)
+    show_pycoll(folder, place)
     return python
+
+
+def show_pycoll(folder, place):
+    """Let an environment find pycoll, and PyTorch its entry points, as where it is installed.
+
+    A file of paths does it, because tests of launchers set ``PYTHONPATH`` for some of their ranks;
+    see `in_place_of_gloo`.
+    """
+    named = folder / "named" / "named-1.dist-info"
+    named.mkdir(parents=True, exist_ok=True)
+    (named / "METADATA").write_text("Metadata-Version: 2.1\nName: named\nVersion: 1\n")
+    (named / "entry_points.txt").write_text(
+        f"[torch.backends]\ncounted = {HERE}\npycoll = pycoll.torch_autoload:register\n"
+    )
+    paths = named.parent, Path(__file__).parent, TREE
+    packages = next(place.glob("lib/python*/site-packages"))
+    (packages / "pycoll.pth").write_text("\n".join(map(str, paths)))
 
 
 def operators(folder):
@@ -57,20 +75,9 @@ def sources_of(folder, sources, trainer):
 
 
 def variables(folder, backend, made):
-    """Return the variables of the environment for a run on a backend.
-
-    PyTorch finds pycoll by an entry point, as where it is installed; see `in_place_of_gloo`.
-    """
-    named = folder / "named" / "named-1.dist-info"
-    named.mkdir(parents=True, exist_ok=True)
-    (named / "METADATA").write_text("Metadata-Version: 2.1\nName: named\nVersion: 1\n")
-    (named / "entry_points.txt").write_text(
-        f"[torch.backends]\ncounted = {HERE}\npycoll = pycoll.torch_autoload:register\n"
-    )
-    paths = [named.parent, Path(__file__).parent, TREE]
+    """Return the variables of the environment for a run on a backend."""
     return {
         **operators(folder),
-        "PYTHONPATH": ":".join(map(str, paths)),
         "IN_PLACE_OF_GLOO": "" if backend == "gloo" else backend,
         "GROUPS_MADE": str(made),
         "BACKEND_NAME": backend,
