@@ -90,9 +90,16 @@ uint32_t load_bell(const Bell& bell) {
   return __atomic_load_n(static_cast<const AliasedWord*>(bell.word), __ATOMIC_SEQ_CST);
 }
 
+void Alarm::sleep(uint32_t us) {
+  const timespec slice = timespec_of_us(us);
+  nanosleep(&slice, nullptr);
+}
+
 void sleep_on(const Bell& bell, uint32_t seen, uint32_t us) {
   const timespec slice = timespec_of_us(us);
-  if (bell.word == nullptr) {
+  if (bell.alarm != nullptr) {
+    bell.alarm->sleep(us);
+  } else if (bell.word == nullptr) {
     nanosleep(&slice, nullptr);
   } else {
     syscall(SYS_futex, bell.word, FUTEX_WAIT, seen, &slice, nullptr, 0);

@@ -42,12 +42,24 @@ WaitPolicy default_policy(uint32_t ranks);
 // that is awaited, or that of a peer, would get only half of this one's core.
 WaitPolicy background_policy(uint32_t ranks);
 
+// What the system wakes a thread for, if that is not a word in memory.
+class Alarm {
+ public:
+  // Sleeps until something may have changed, a signal, or `us` microseconds.
+  virtual void sleep(uint32_t us);
+
+ protected:
+  ~Alarm() = default;
+};
+
 // What to sleep on: a 32-bit word that every event changes, and the count of those who sleep.
 // A thread that makes an event stores it, then calls wake() if `sleepers` is not zero; store and
-// load must be sequentially consistent. A bell without a word just sleeps for its slice.
+// load must be sequentially consistent. Without a word it is the alarm; a bell that has neither
+// just sleeps for its slice.
 struct Bell {
   const void* word = nullptr;
   std::atomic<uint32_t>* sleepers = nullptr;
+  Alarm* alarm = nullptr;
 };
 
 // What a thread holds while it spins, and releases before it yields: Python's lock.

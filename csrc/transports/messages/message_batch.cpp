@@ -105,7 +105,7 @@ void MessageEngine::drive(const std::function<bool()>& ready) {
   for (bool found = ready(); !found;) {
     const uint64_t before = moved_;
     wait_until(
-        policy_, Bell{},
+        policy_, bell(),
         [&] {
           const std::lock_guard lock(mutex_);
           advance_batch();

@@ -17,11 +17,11 @@ constexpr uint64_t kPauseNs = 10'000'000;
 constexpr uint32_t kRoundsAfterPause = 3;
 constexpr uint32_t kLooksAfterPause = 20;
 
-// Yields longer than ranks that share memory do, and sleeps in short slices: nobody wakes this
-// rank. A test may cost 25 us (MPICH over TCP), so few are made before the first yield.
-WaitPolicy policy_for(uint32_t ranks) {
+// Yields longer than ranks that share memory do, and sleeps in short slices: over MPI nobody wakes
+// this rank. A test may cost 25 us (MPICH over TCP), so few are made before the first yield.
+WaitPolicy policy_for(uint32_t ranks, bool woken) {
   return {.spins = 5,
-          .yield_us = crowded(ranks) ? 2'000u : 20'000u,
+          .yield_us = !crowded(ranks) ? 20'000u : woken ? 100u : 2'000u,
           .first_slice_us = 50,
           .last_slice_us = 1000};
 }
@@ -33,7 +33,7 @@ MessageEngine::MessageEngine(std::shared_ptr<Transport> api, std::vector<int> me
     : link_(api, members, rank, context),
       api_(std::move(api)),
       options_(options),
-      policy_(policy_for(options.ranks_on_host)),
+      policy_(policy_for(options.ranks_on_host, api_->wakes())),
       rank_(rank),
       world_size_(static_cast<uint32_t>(members.size())),
       departed_(members.size(), false),
@@ -264,7 +264,7 @@ bool MessageEngine::await(Ticket until, double timeout_s) {
     });
   }
   return wait_until(
-      policy_, Bell{},
+      policy_, bell(),
       [&] {
         if (finished_ < until) step_queue();
         return finished_ >= until;
@@ -322,7 +322,7 @@ void MessageEngine::await_refusal() {
   const std::lock_guard lock(mutex_);
   const uint64_t until = now_ns() + kClosingNs;
   wait_until(
-      policy_, Bell{},
+      policy_, bell(),
       [&] {
         receive_notices(kPeersPerLook);
         return last_refusal_ + 1 >= seq_ || failed_ || someone_fails_;
@@ -364,7 +364,7 @@ void MessageEngine::close() {
     const uint64_t until = now_ns() + kClosingNs;  // MPI reports what nobody has received
     try {
       wait_until(
-          policy_, Bell{},
+          policy_, bell(),
           [&] {
             receive_notices(kPeersPerLook);
             if (stale_until_seq_ > 0) link_.drop_before(seq_);
@@ -394,7 +394,7 @@ void MessageEngine::flush(uint64_t patience_ns, bool mail) {
       return false;
     }
   };
-  wait_until(policy_, Bell{}, sent, [&](Pulse) { return now_ns() >= until; });
+  wait_until(policy_, bell(), sent, [&](Pulse) { return now_ns() >= until; });
 }
 
 }  // namespace pycoll

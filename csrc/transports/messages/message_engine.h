@@ -125,6 +125,8 @@ class MessageEngine {
   bool check(int32_t peer, Pulse pulse);
   MessageLink& link() { return link_; }
   const WaitPolicy& policy() const { return policy_; }
+  // What waits sleep on: the transport, which may wake them.
+  Bell bell() const { return {.alarm = api_.get()}; }
   double timeout_s() const { return options_.timeout_s; }
   std::recursive_mutex& mutex() { return mutex_; }
 

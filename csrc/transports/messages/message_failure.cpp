@@ -186,7 +186,7 @@ void MessageEngine::conclude() {
   };
   const uint64_t until = now_ns() + kRecordsWaitNs;
   wait_until(
-      policy_, Bell{},
+      policy_, bell(),
       [&] {
         receive_notices(kPeersPerLook);
         if (noticed() != records_.end() && !needs_all_records(Cause(noticed()->cause))) return true;
@@ -324,7 +324,7 @@ std::string MessageEngine::name_dead_rank(const std::string& text) {
   const uint64_t until = now_ns() + kClosedGraceNs;
   int32_t dead = -1;
   wait_until(
-      policy_, Bell{},
+      policy_, bell(),
       [&] {
         dead = link_.find_dead(departed_);
         return dead >= 0;

@@ -250,7 +250,7 @@ uint32_t MessagePostbox::wait(Ticket ticket, double timeout_s) {
   MessageNote note(engine_->shown_block());
   const MessageWay way = item->incoming ? MessageWay::kRecv : MessageWay::kSend;
   try {
-    finished = wait_until(engine_->policy(), Bell{}, arrived, [&](Pulse pulse) {
+    finished = wait_until(engine_->policy(), engine_->bell(), arrived, [&](Pulse pulse) {
       if (pulse == Pulse::kSlice) note.waits(way, item->peer, item->tag);
       const bool closed = engine_->check(item->peer, pulse);
       const std::lock_guard lock(engine_->mutex());
@@ -320,7 +320,7 @@ std::optional<MessagePostbox::Envelope> MessagePostbox::probe(int32_t src, int64
     found = peek(src, tag);
     return found.has_value();
   };
-  wait_until(engine_->policy(), Bell{}, arrived,
+  wait_until(engine_->policy(), engine_->bell(), arrived,
              [&](Pulse pulse) { return engine_->check(src, pulse) || now_ns() >= deadline; });
   COLL_CHECK(found || now_ns() >= deadline, "PeerLeft", "probe on rank ", engine_->link().rank(),
              " for ", rank_name(src), closed_text(src));

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <string>
 
+#include "base/wait.h"
+
 namespace pycoll {
 
 using Request = uint64_t;  // a message under way; 0: none
@@ -17,8 +19,9 @@ struct Loss {
 };
 
 // Thread-safe. Messages of one rank with one tag arrive in the order in which they were sent. Every
-// function throws TransportError, and PeerLost if a process of the job has died.
-class Transport {
+// function throws TransportError, and PeerLost if a process of the job has died. As an alarm it
+// wakes who waits for a message, if the system can; otherwise it sleeps for its slice.
+class Transport : public Alarm {
  public:
   static constexpr uint64_t kMostBytes = uint64_t{1} << 30;  // in one message
 
@@ -48,6 +51,8 @@ class Transport {
     return {0, "TransportError", "rank " + std::to_string(rank) + " has sent " + why};
   }
   uint32_t losses() const { return losses_.load(std::memory_order_relaxed); }
+  // Whether it wakes who sleeps on it.
+  virtual bool wakes() const { return false; }
   // Whether the program has shut the transport down: then nothing else may be called.
   virtual bool ended() const { return false; }
 

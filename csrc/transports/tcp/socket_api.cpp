@@ -66,7 +66,11 @@ SocketApi::SocketApi(std::vector<int> sockets, std::vector<std::string> names, d
 void SocketApi::open(const std::vector<std::string>& names) {
   epoll_ = epoll_create1(EPOLL_CLOEXEC);
   wake_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  COLL_CHECK(epoll_ >= 0 && wake_ >= 0, "TransportError", "epoll: ", std::strerror(errno));
+  moved_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  COLL_CHECK(epoll_ >= 0 && wake_ >= 0 && moved_ >= 0, "TransportError",
+             "epoll: ", std::strerror(errno));
+  for (const Peer& p : peers_) sources_.push_back({p.socket, POLLIN, 0});
+  sources_.push_back({moved_, POLLIN, 0});
   epoll_event event{.events = EPOLLIN, .data = {.u64 = peers_.size()}};
   epoll_ctl(epoll_, EPOLL_CTL_ADD, wake_, &event);
   for (size_t r = 0; r < peers_.size(); ++r) {
@@ -340,6 +344,15 @@ void SocketApi::end_message(Peer& p) {
   p.arrived[p.frame.tag].pop_back();  // it is the newest; older ones were taken before
 }
 
+void SocketApi::sleep(uint32_t us) {
+  const timespec slice = {us / 1'000'000, long{us % 1'000'000} * 1000};
+  ++sleepers_;
+  const int found = ppoll(sources_.data(), sources_.size(), &slice, nullptr);
+  --sleepers_;
+  eventfd_t woken;
+  if (found > 0) eventfd_read(moved_, &woken);
+}
+
 bool SocketApi::serve_once(int wait_ms) {
   constexpr int kEvents = 16;
   epoll_event events[kEvents];
@@ -363,6 +376,7 @@ bool SocketApi::serve_once(int wait_ms) {
     if (!p.lost && (events[i].events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) receive(p);
     if (!p.lost && (events[i].events & EPOLLOUT) != 0) send_queued(p);
   }
+  if (count > 0 && sleepers_ > 0) eventfd_write(moved_, 1);
   return true;
 }
 

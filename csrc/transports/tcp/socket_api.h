@@ -10,6 +10,8 @@
 // no longer answers (silence.h): its host has no power or no network.
 #pragma once
 
+#include <poll.h>
+
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -45,6 +47,9 @@ class SocketApi : public Transport {
   Loss loss(int rank) override;
   bool left(int rank) override;
   Loss reject(int rank, const std::string& why) override;
+  // Wakes when something has come, whoever reads it, and when the thread has moved something.
+  void sleep(uint32_t us) override;
+  bool wakes() const override { return true; }
 
   // Says goodbye behind what is queued, and waits until the systems of the others have all of it:
   // what comes for a connection that is closed before makes the system here drop the rest. Gives up
@@ -133,6 +138,8 @@ class SocketApi : public Transport {
   std::mutex mutex_;  // of everything below
   std::vector<Peer> peers_;
   int epoll_ = -1, wake_ = -1;
+  int moved_ = -1;              // tells those who sleep that the thread has moved something
+  std::vector<pollfd> sources_;  // what they wait for: the connections, and `moved_`
   bool closing_ = false, closed_ = false;
   std::shared_ptr<Board> board_;  // of the connections; null if nobody can look
   uint64_t shown_ns_ = 0;
@@ -142,6 +149,7 @@ class SocketApi : public Transport {
   const int look_ms_;  // how often to look for systems that no longer answer
   uint64_t next_look_ns_ = 0, next_end_ns_ = 0;
   std::atomic<uint32_t> looked_at_{0};  // peers; the thread looks before it waits
+  std::atomic<uint32_t> sleepers_{0};   // in sleep()
   const int pid_;                       // a child made by fork has no thread to join
 };
 

@@ -38,6 +38,7 @@ void SocketApi::lose(Peer& p, std::string_view fault) {
   if (!fault.empty()) p.said_goodbye = false;
   if (!p.said_goodbye && p.socket >= 0) p.loss_order = ++losses_;
   end_look(p);
+  sources_[static_cast<size_t>(&p - peers_.data())].fd = -1;  // it would wake them at once
   epoll_ctl(epoll_, EPOLL_CTL_DEL, p.socket, nullptr);
   shutdown(p.socket, SHUT_RDWR);  // the other end hears of it if the fault is here
   for (Outgoing& out : p.queue) {
@@ -149,9 +150,7 @@ void SocketApi::forget() {
     p.lost = true;
   }
   board_.reset();
-  ::close(epoll_);
-  ::close(wake_);
-  epoll_ = wake_ = -1;
+  for (int* const fd : {&epoll_, &wake_, &moved_}) ::close(std::exchange(*fd, -1));
 }
 
 }  // namespace pycoll

@@ -283,6 +283,40 @@ void sends_to_the_dead() {
   expect_done(api, first, "afterwards");
 }
 
+// Sleeps for ten seconds while `act` is repeated; true if that has ended the sleep.
+bool wakes(SocketApi& api, const std::function<void()>& act) {
+  std::atomic<bool> over = false;
+  std::thread sleeper([&] {
+    api.sleep(10'000'000);
+    over = true;
+  });
+  const bool woken = soon([&] {
+    act();
+    usleep(1000);
+    return over.load();
+  });
+  sleeper.join();
+  return woken;
+}
+
+// Who sleeps is woken by what comes, and by what the thread has sent meanwhile; nothing else.
+void wakes_sleepers() {
+  Stranger peer;
+  SocketApi& api = *peer.api;
+  const uint64_t start = now_ns();
+  api.sleep(20'000);
+  expect(now_ns() - start >= 20'000'000, "woken by nothing");
+  expect(wakes(api, [&] { peer.message(8, "abcd"); }), "not woken by messages");
+  const auto data = std::make_unique<char[]>(64 << 20);
+  Request req = 0;
+  api.isend(data.get(), 64 << 20, 1, 0, req);
+  char some[1 << 14];
+  expect(wakes(api, [&] { expect(recv(peer.fd, some, sizeof(some), 0) > 0, "nothing sent"); }),
+         "not woken by the room for more");
+  peer.hang_up();
+  expect_done(api, req, "what nobody reads any more");
+}
+
 // Of what the other side has not read, close() waits for a second, no longer.
 void closes() {
   const auto data = std::make_unique<char[]>(4 << 20);
@@ -380,6 +414,7 @@ int main() {
                   {"notices of the dead", notices_of_the_dead},
                   {"half a notice taken", half_a_notice_taken},
                   {"sends to the dead", sends_to_the_dead},
+                  {"wakes sleepers", wakes_sleepers},
                   {"close", closes},
                   {"closes behind all", closes_behind_all},
                   {"close beside calls", close_beside_calls},
