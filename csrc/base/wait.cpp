@@ -90,11 +90,6 @@ uint32_t load_bell(const Bell& bell) {
   return __atomic_load_n(static_cast<const AliasedWord*>(bell.word), __ATOMIC_SEQ_CST);
 }
 
-void Alarm::sleep(uint32_t us) {
-  const timespec slice = timespec_of_us(us);
-  nanosleep(&slice, nullptr);
-}
-
 void sleep_on(const Bell& bell, uint32_t seen, uint32_t us) {
   const timespec slice = timespec_of_us(us);
   if (bell.alarm != nullptr) {

@@ -46,7 +46,7 @@ WaitPolicy background_policy(uint32_t ranks);
 class Alarm {
  public:
   // Sleeps until something may have changed, a signal, or `us` microseconds.
-  virtual void sleep(uint32_t us);
+  virtual void sleep(uint32_t us) = 0;
 
  protected:
   ~Alarm() = default;

@@ -21,7 +21,9 @@ constexpr uint32_t kLooksAfterPause = 20;
 // this rank. A test may cost 25 us (MPICH over TCP), so few are made before the first yield.
 WaitPolicy policy_for(uint32_t ranks, bool woken) {
   return {.spins = 5,
-          .yield_us = !crowded(ranks) ? 20'000u : woken ? 100u : 2'000u,
+          .yield_us = !crowded(ranks) ? 20'000u
+                      : woken         ? 100u
+                                      : 2'000u,
           .first_slice_us = 50,
           .last_slice_us = 1000};
 }

@@ -10,8 +10,6 @@
 // no longer answers (silence.h): its host has no power or no network.
 #pragma once
 
-#include <poll.h>
-
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -138,8 +136,8 @@ class SocketApi : public Transport {
   std::mutex mutex_;  // of everything below
   std::vector<Peer> peers_;
   int epoll_ = -1, wake_ = -1;
-  int moved_ = -1;              // tells those who sleep that the thread has moved something
-  std::vector<pollfd> sources_;  // what they wait for: the connections, and `moved_`
+  int moved_ = -1;     // tells those who sleep that the thread has moved something
+  int arrivals_ = -1;  // what they wait for: `moved_`, and the connections
   bool closing_ = false, closed_ = false;
   std::shared_ptr<Board> board_;  // of the connections; null if nobody can look
   uint64_t shown_ns_ = 0;

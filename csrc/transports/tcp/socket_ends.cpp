@@ -38,8 +38,7 @@ void SocketApi::lose(Peer& p, std::string_view fault) {
   if (!fault.empty()) p.said_goodbye = false;
   if (!p.said_goodbye && p.socket >= 0) p.loss_order = ++losses_;
   end_look(p);
-  sources_[static_cast<size_t>(&p - peers_.data())].fd = -1;  // it would wake them at once
-  epoll_ctl(epoll_, EPOLL_CTL_DEL, p.socket, nullptr);
+  for (const int set : {epoll_, arrivals_}) epoll_ctl(set, EPOLL_CTL_DEL, p.socket, nullptr);
   shutdown(p.socket, SHUT_RDWR);  // the other end hears of it if the fault is here
   for (Outgoing& out : p.queue) {
     if (out.operation != nullptr) out.operation->done = true;
@@ -150,7 +149,7 @@ void SocketApi::forget() {
     p.lost = true;
   }
   board_.reset();
-  for (int* const fd : {&epoll_, &wake_, &moved_}) ::close(std::exchange(*fd, -1));
+  for (int* const fd : {&epoll_, &wake_, &moved_, &arrivals_}) ::close(std::exchange(*fd, -1));
 }
 
 }  // namespace pycoll

@@ -32,10 +32,8 @@ struct Descriptor {
   bool broken = false;                     // by a reset: what has not been read is lost
   bool shut = false;                       // by its owner
   uint64_t cut_ns = kNever, mute_ns = kNever;
-  // In which set, and for what.
-  int set = -1;
-  epoll_event waits{};
-  uint64_t count = 0;  // of a counter
+  std::map<int, epoll_event> waits;  // by set
+  uint64_t count = 0;                // of a counter
 };
 
 static std::map<int, Descriptor>& all() {
@@ -66,7 +64,7 @@ static uint64_t now_ns_() { return world->now_ns; }
 static bool muted(const Descriptor& d) { return now_ns_() >= d.mute_ns; }
 
 static void wake_set(const Descriptor& d, uint64_t at_ns) {
-  if (d.set >= 0) unblock(&all()[d.set], at_ns);
+  for (const auto& [set, event] : d.waits) unblock(&all()[set], at_ns);
 }
 
 // No more comes in at an end.
@@ -195,8 +193,11 @@ int simulated_epoll_ctl(int set, int what, int fd, epoll_event* event) {
   point();
   Descriptor* d = find(fd);
   if (d == nullptr) return -1;
-  d->set = what == EPOLL_CTL_DEL ? -1 : set;
-  if (event != nullptr) d->waits = *event;
+  if (what == EPOLL_CTL_DEL) {
+    d->waits.erase(set);
+  } else {
+    d->waits[set] = *event;
+  }
   wake_set(*d, now_ns_());
   return 0;
 }
@@ -208,12 +209,14 @@ int simulated_epoll_wait(int set, epoll_event* events, int most, int timeout_ms)
     int count = 0;
     uint64_t next = until;
     for (auto& [fd, d] : all()) {
-      if (d.set != set || count == most) continue;
+      const auto waits = d.waits.find(set);
+      if (waits == d.waits.end() || count == most) continue;
+      const auto& [wanted, data] = waits->second;
       const bool stream = d.kind == Descriptor::kStream;
-      uint32_t found = readable(d) ? d.waits.events & uint32_t{EPOLLIN} : 0;
+      uint32_t found = readable(d) ? wanted & uint32_t{EPOLLIN} : 0;
       if (stream && over(d)) found |= EPOLLHUP;
-      if ((d.waits.events & EPOLLOUT) != 0 && stream && writeable(d)) found |= EPOLLOUT;
-      if (found != 0) events[count++] = {.events = found, .data = d.waits.data};
+      if ((wanted & EPOLLOUT) != 0 && stream && writeable(d)) found |= EPOLLOUT;
+      if (found != 0) events[count++] = {.events = found, .data = data};
       if (stream) next = std::min(next, next_ns(d));
     }
     if (count > 0 || world->now_ns >= until) return count;
