@@ -19,11 +19,9 @@ constexpr uint32_t kLooksAfterPause = 20;
 
 // Yields longer than ranks that share memory do, and sleeps in short slices: over MPI nobody wakes
 // this rank. A test may cost 25 us (MPICH over TCP), so few are made before the first yield.
-WaitPolicy policy_for(uint32_t ranks, bool woken) {
+WaitPolicy policy_for(uint32_t ranks) {
   return {.spins = 5,
-          .yield_us = !crowded(ranks) ? 20'000u
-                      : woken         ? 100u
-                                      : 2'000u,
+          .yield_us = crowded(ranks) ? 2'000u : 20'000u,
           .first_slice_us = 50,
           .last_slice_us = 1000};
 }
@@ -35,7 +33,7 @@ MessageEngine::MessageEngine(std::shared_ptr<Transport> api, std::vector<int> me
     : link_(api, members, rank, context),
       api_(std::move(api)),
       options_(options),
-      policy_(policy_for(options.ranks_on_host, api_->wakes())),
+      policy_(policy_for(options.ranks_on_host)),
       rank_(rank),
       world_size_(static_cast<uint32_t>(members.size())),
       departed_(members.size(), false),

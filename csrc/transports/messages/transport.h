@@ -52,8 +52,6 @@ class Transport : public Alarm {
   }
   uint32_t losses() const { return losses_.load(std::memory_order_relaxed); }
   void sleep(uint32_t us) override { sleep_on(Bell{}, 0, us); }
-  // Whether it wakes who sleeps on it.
-  virtual bool wakes() const { return false; }
   // Whether the program has shut the transport down: then nothing else may be called.
   virtual bool ended() const { return false; }
 

@@ -47,7 +47,6 @@ class SocketApi : public Transport {
   Loss reject(int rank, const std::string& why) override;
   // Wakes when something has come, whoever reads it, and when the thread has moved something.
   void sleep(uint32_t us) override;
-  bool wakes() const override { return true; }
 
   // Says goodbye behind what is queued, and waits until the systems of the others have all of it:
   // what comes for a connection that is closed before makes the system here drop the rest. Gives up
