@@ -30,7 +30,7 @@ Sockets = list[socket.socket | None]  # by rank; None for this one
 
 _INTERFACES = ("PYCOLL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 _SIOCGIFADDR = 0x8915
-_OWN_FILES = 2  # of `open_api`
+_OWN_FILES = 4  # of `open_api`
 _MOST_SILENCE_S = 30.0
 
 
