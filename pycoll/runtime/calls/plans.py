@@ -225,7 +225,7 @@ class PlanCache:
     def _bind_of(self, promise: Collective, limits: dict[str, int]) -> Callable[..., _C.BoundCall]:
         if not self.messages:
             return self.engine.bind
-        agree = promise.rooted  # elsewhere what a rank gets depends on all ranks anyway
+        agree = promise.one_way  # elsewhere what a rank gets depends on all ranks anyway
         return functools.partial(self.engine.bind_messages, **limits, agree=agree, team=[])
 
 

@@ -208,7 +208,7 @@ class Binder:
         return self.flat.bind_messages(
             compiled,
             **LINK_LIMITS,
-            agree=COLLECTIVES[spec.collective].rooted,
+            agree=COLLECTIVES[spec.collective].one_way,
             team=list(team),
             **_numbers(spec, rows, n if average else 0, at_exit),
         )

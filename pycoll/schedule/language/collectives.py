@@ -33,6 +33,14 @@ class Collective:
         """Whether the collective has a root."""
         return self.in_at_root or self.out_at_root
 
+    @property
+    def one_way(self) -> bool:
+        """Whether some ranks need nothing of some others: a root does not, nor those that feed it.
+
+        Nor do the first ranks of a prefix reduction.
+        """
+        return self.rooted or self.prefix is not None
+
     def sources(self, rank: int, n: int) -> int:
         """Return how many ranks, from rank 0 on, contribute to a reduction's output of a rank."""
         return n if self.prefix is None else rank + self.prefix
