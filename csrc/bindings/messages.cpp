@@ -58,8 +58,9 @@ std::shared_ptr<MpiApi> make_mpi(std::string module, uintptr_t comm, uintptr_t b
 std::shared_ptr<MessageEngine> make_message_engine(std::shared_ptr<Transport> api,
                                                    std::vector<int> members, uint32_t rank,
                                                    uint32_t context, double timeout_s,
-                                                   uint32_t ranks_on_host, uint64_t cookie) {
-  const MessageOptions options{timeout_s, ranks_on_host, cookie, check_signals};
+                                                   uint32_t ranks_on_host, uint64_t cookie,
+                                                   bool early) {
+  const MessageOptions options{timeout_s, ranks_on_host, cookie, early, check_signals};
   return std::make_shared<MessageEngine>(std::move(api), std::move(members), rank, context,
                                          options);
 }
@@ -70,6 +71,7 @@ py::dict notice_report(uint32_t rank, const Notice& notice, uint64_t iteration) 
   out["rank"] = rank;
   out["answered"] = known;
   out["entered"] = known && notice.in_call != 0 && notice.seq == iteration;
+  out["left_early"] = notice.kind == Notice::kPast;
   out["state"] = std::string("?");
   out["descriptor"] = notice.descriptor;
   out["count"] = notice.count;
@@ -140,7 +142,7 @@ void bind_message_engine(py::module_& m) {
   add_engine_methods<MessageEngine>(m, engine);
   engine
       .def(py::init(&make_message_engine), "api"_a, "members"_a, "rank"_a, "context"_a,
-           "timeout_s"_a, "ranks_on_host"_a, "cookie"_a = 0)
+           "timeout_s"_a, "ranks_on_host"_a, "cookie"_a = 0, "early"_a = false)
       .def(
           "bind_messages",
           [](const MessageEngine& e, std::shared_ptr<Plan> plan, uint64_t segment_bytes,
@@ -170,6 +172,19 @@ void bind_message_engine(py::module_& m) {
             return rank_dict(look_at(*e.board(), calls), e.link().rank());
           },
           "calls"_a = 0)
+      .def("prove", &MessageEngine::prove, Release())
+      .def("unproven",
+           [](MessageEngine& e) {
+             const auto found = [&] {
+               const Unlocked unlocked;
+               return e.unproven();
+             }();
+             py::list calls;
+             for (const PastCall& call : found) {
+               calls.append(py::make_tuple(call.seq, call.descriptor, call.count, call.site));
+             }
+             return calls;
+           })
       .def("skip", &MessageEngine::skip, Release())
       .def("await_refusal", &MessageEngine::await_refusal, Release())
       .def("raise_on_all", &MessageEngine::raise_on_all, Release())

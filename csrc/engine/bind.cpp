@@ -29,18 +29,6 @@ uint64_t last_cache_bytes() {
   return found;
 }
 
-// Mixes what must agree into 32 bits. Odd: 0 is the fingerprint of failed iterations.
-uint32_t fingerprint_of(uint64_t cookie, uint64_t descriptor, uint64_t count, uint32_t check) {
-  uint64_t x = cookie ^ check;
-  for (const uint64_t word : {descriptor, count}) {  // the finaliser of splitmix64
-    x += word + 0x9E3779B97F4A7C15;
-    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9;
-    x = (x ^ x >> 27) * 0x94D049BB133111EB;
-    x ^= x >> 31;
-  }
-  return static_cast<uint32_t>(x) | 1;
-}
-
 class Binder {
  public:
   Binder(BoundCall& call, uint32_t rank, uint32_t max_operands)
@@ -239,6 +227,17 @@ std::shared_ptr<BoundCall> bound(Binding binding, uint32_t world_size, uint32_t 
 }
 
 }  // namespace
+
+uint32_t fingerprint_of(uint64_t cookie, uint64_t descriptor, uint64_t count, uint32_t check) {
+  uint64_t x = cookie ^ check;
+  for (const uint64_t word : {descriptor, count}) {  // the finaliser of splitmix64
+    x += word + 0x9E3779B97F4A7C15;
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9;
+    x = (x ^ x >> 27) * 0x94D049BB133111EB;
+    x ^= x >> 31;
+  }
+  return static_cast<uint32_t>(x) | 1;
+}
 
 std::shared_ptr<const BoundCall> bind_call(Binding binding, const Geometry& geometry,
                                            uint64_t cookie, uint32_t rank, uint32_t max_operands) {

@@ -67,6 +67,9 @@ struct BoundCall : Binding {
   bool agree = false;  // messages: a rank may not depend on all others, so they agree first
 };
 
+// Mixes what must agree into 32 bits. Odd: 0 is the fingerprint of failed iterations.
+uint32_t fingerprint_of(uint64_t cookie, uint64_t descriptor, uint64_t count, uint32_t check);
+
 // Checks a Binding for `rank` of the communicator and cuts it into segments. Throws
 // ScheduleError or ArgumentError.
 std::shared_ptr<const BoundCall> bind_call(Binding binding, const Geometry& geometry,

@@ -80,6 +80,7 @@ struct Setup {
   bool (*check_signals)(void*) = nullptr;
   bool multiple = true;
   uint32_t ranks_on_host = 8;  // sleep soon: the ranks share few cores
+  bool early = false;
 };
 
 inline std::shared_ptr<MessageEngine> make_engine(std::shared_ptr<Transport> api,
@@ -89,6 +90,7 @@ inline std::shared_ptr<MessageEngine> make_engine(std::shared_ptr<Transport> api
   for (uint32_t r = 0; r < setup.n; ++r) members.push_back(int(r));
   MessageOptions options{.timeout_s = setup.timeout_s, .ranks_on_host = setup.ranks_on_host};
   options.check_signals = setup.check_signals;
+  options.early = setup.early;
   return std::make_shared<MessageEngine>(std::move(api), members, rank, context, options);
 }
 

@@ -21,6 +21,7 @@ void MessageEngine::execute(const Job& job, bool signals) {
       add_to_batch(job, signals);
       drive([this] { return batch_.front().over; });
       check_late_notices(*job.call);
+      pass(*job.call);
     });
   } catch (...) {
     shown(false);
@@ -77,8 +78,10 @@ void MessageEngine::add_to_batch(const Job& job, bool signals) {
   const std::lock_guard lock(mutex_);
   if (batch_.empty()) begin(job, signals);
   const uint32_t place = batch_.empty() ? 0 : (batch_.back().place + 1) % kBatch;
-  auto task = std::make_unique<MessageTask>(link_, *job.call, job.in, job.out, seq_ + batch_.size(),
-                                            job.proven, scratch_[place]);
+  const MessageTask::Turn turn{seq_ + batch_.size(), unproven_.mixed(job.call->check),
+                               job.proven || early_};
+  auto task =
+      std::make_unique<MessageTask>(link_, *job.call, job.in, job.out, turn, scratch_[place]);
   batch_.push_back({std::move(task), job.call->tiny, false, place});
   advance_batch();
 }

@@ -1,5 +1,5 @@
-// Calls of a communicator over messages, the queue, leaving and closing. message_batch.cpp runs the
-// calls, message_failure.cpp has the failures.
+// Calls of a communicator over messages, and the queue. message_batch.cpp runs the calls,
+// message_close.cpp ends the communicator, message_failure.cpp has the failures.
 #include "transports/messages/message_engine.h"
 
 #include <algorithm>
@@ -11,7 +11,6 @@ namespace pycoll {
 namespace {
 
 constexpr char kNotHere[] = "this call belongs to the parent process";
-constexpr uint64_t kNoticeFlushNs = 1'000'000'000;
 constexpr uint64_t kClosingNs = 100'000'000;
 constexpr uint64_t kPauseNs = 10'000'000;
 constexpr uint32_t kRoundsAfterPause = 3;
@@ -89,6 +88,11 @@ uint32_t MessageEngine::site(std::string_view text) {
   return id;
 }
 
+std::string MessageEngine::site_text(uint32_t site) const {
+  const std::lock_guard lock(site_mutex_);
+  return site_texts_[site];
+}
+
 void MessageEngine::begin(const Job& job, bool signals) {
   // A failure may have come while this rank was busy elsewhere: MPI may need more than one probe to
   // see it. A rank that was not has looked a moment ago, and looks again as soon as it waits.
@@ -106,10 +110,12 @@ void MessageEngine::begin(const Job& job, bool signals) {
   questioned_.clear();
   signals_ = signals;
   in_call_ = true;
+  early_ = may_leave(*job.call);
   last_descriptor_ = job.call->descriptor;
   last_count_ = job.call->count;
-  last_check_ = job.call->check;
+  last_check_ = unproven_.mixed(job.call->check);
   last_site_ = job.site;
+  if (!unproven_.empty()) look_back();
   if (must_conclude()) conclude();
 }
 
@@ -119,7 +125,9 @@ void MessageEngine::end() {
   if (board_ != nullptr) board_->waits(-1, 0, 0);
   ++seq_;
   refused_.erase(refused_.begin(), refused_.lower_bound(seq_));
-  std::erase_if(questions_, [&](const Notice& ask) { return ask.seq < seq_; });
+  std::erase_if(questions_, [&](const Notice& ask) {
+    return ask.seq < seq_ && unproven_.find(ask.seq) == nullptr;
+  });
 }
 
 template <typename F>
@@ -205,12 +213,16 @@ void MessageEngine::step_queue() {
       if (current_ == nullptr) {
         begin(job, true);
         show(job.call->descriptor, job.call->count, job.site);
-        current_ = std::make_unique<MessageTask>(link_, *job.call, job.in, job.out, seq_,
-                                                 job.proven, scratch_[0]);
+        const MessageTask::Turn turn{seq_, unproven_.mixed(job.call->check), job.proven || early_};
+        current_ =
+            std::make_unique<MessageTask>(link_, *job.call, job.in, job.out, turn, scratch_[0]);
         show_queue();
       }
       over = current_->advance();
-      if (over) check_late_notices(*job.call);
+      if (over) {
+        check_late_notices(*job.call);
+        pass(*job.call);
+      }
     });
   } catch (...) {
     return end_queued(std::current_exception());
@@ -328,73 +340,6 @@ void MessageEngine::await_refusal() {
         return last_refusal_ + 1 >= seq_ || failed_ || someone_fails_;
       },
       [&](Pulse) { return now_ns() >= until; });
-}
-
-void MessageEngine::leave(std::string_view text) {
-  if (!fork_guard_.at_home() || closed_ || left_ || api_->ended()) return;
-  const std::lock_guard lock(mutex_);
-  left_ = true;
-  if (board_ != nullptr) board_->leave(Phase::kLeft, text);
-  Notice notice = own_record(Notice::kLeft);
-  store_text(notice.text, sizeof(notice.text), text);
-  notify_all(notice);
-  flush(kNoticeFlushNs, true);
-  if (failed_) return;
-  records_[rank_] = notice;  // calls in the queue end, too
-  report_ = {Cause::kLeft, rank_, rank_, seq_, notice.text, records_};
-  set_failed(kind_of(Cause::kLeft), notice.text);
-}
-
-void MessageEngine::close() {
-  if (!fork_guard_.at_home()) {
-    if (helper_ != nullptr) helper_->abandon();
-    closed_ = true;
-    return;
-  }
-  const Use use(user_, rank_);
-  if (closed_) return;
-  const bool usable = !api_->ended();
-  if (usable) settle();
-  closed_ = true;
-  if (board_ != nullptr) board_->leave(Phase::kClosed);
-  const std::lock_guard lock(mutex_);
-  if (!left_ && !failed_ && usable) {
-    notify_all(own_record(Notice::kClosed));
-    flush(kNoticeFlushNs, true);
-    const uint64_t until = now_ns() + kClosingNs;  // MPI reports what nobody has received
-    try {
-      wait_until(
-          policy_, bell(),
-          [&] {
-            receive_notices(kPeersPerLook);
-            if (stale_until_seq_ > 0) link_.drop_before(seq_);
-            return others_departed();
-          },
-          [&](Pulse) { return now_ns() >= until; });
-    } catch (const Error&) {  // somebody has died, which no longer matters
-    }
-  }
-  if (helper_ != nullptr) helper_->stop();
-}
-
-bool MessageEngine::others_departed() const {
-  uint32_t here = 0;
-  for (uint32_t peer = 0; peer < world_size_; ++peer) here += !departed(peer);
-  return here <= 1;
-}
-
-// Waits until notices have left, and messages of users if this rank leaves. Eager messages of calls
-// have left when the calls ended, or nobody wants them.
-void MessageEngine::flush(uint64_t patience_ns, bool mail) {
-  const uint64_t until = now_ns() + patience_ns;
-  const auto sent = [&] {
-    try {
-      return link_.notices_sent(mail);
-    } catch (const Error&) {  // a receiver has died; the others still want theirs
-      return false;
-    }
-  };
-  wait_until(policy_, bell(), sent, [&](Pulse) { return now_ns() >= until; });
 }
 
 }  // namespace pycoll

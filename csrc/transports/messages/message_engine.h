@@ -20,6 +20,7 @@
 #include "engine/trace.h"
 #include "memory/board.h"
 #include "transports/messages/message_task.h"
+#include "transports/messages/unproven.h"
 
 namespace pycoll {
 
@@ -27,6 +28,7 @@ struct MessageOptions {
   double timeout_s = 300;
   uint32_t ranks_on_host = 1;
   uint64_t cookie = 0;  // of its board; 0: it has none
+  bool early = false;   // ranks may leave calls early: see unproven.h; alike on all ranks
   bool (*check_signals)(void* context) = nullptr;
   void* context = nullptr;
 };
@@ -100,6 +102,11 @@ class MessageEngine {
   void attempt(const std::function<void()>& part);
   void leave(std::string_view text);
   void close();
+  // Before close(): waits until all ranks are known to have made the calls that this one has left
+  // early, and throws what has become of them. The others must have closed, left or failed.
+  void prove();
+  // Those calls.
+  std::vector<PastCall> unproven() const;
   bool closed() const { return closed_; }
   // Records every call from the next one on; null: no more. For the thread that makes the calls.
   void trace(std::shared_ptr<Trace> trace);
@@ -143,6 +150,11 @@ class MessageEngine {
     Job job;
     std::shared_ptr<const BoundCall> call;
   };
+  struct Refusal {
+    uint64_t seq;
+    uint32_t origin;
+    std::string text;
+  };
 
   void check_usable();
   void check_mpi() const;
@@ -152,6 +164,22 @@ class MessageEngine {
   void drive(const std::function<bool()>& ready);
   void advance_batch();
   void check_late_notices(const BoundCall& call);
+  bool may_leave(const BoundCall& call) const;
+  void look_back();
+  void compare();
+  void pass(const BoundCall& call);
+  static PastCall past_of(const Notice& notice);
+  void remember(PastCall call);
+  void remember_refusal(const Notice& notice);
+  const Refusal* refusal_of_made() const;
+  const PastCall* past(uint32_t rank, uint64_t seq) const;
+  uint64_t first_suspect(const Notice& record) const;
+  void tell_past();
+  uint64_t first_difference(uint64_t seq) const;
+  void look_for_first(MessageReport& report) const;
+  int32_t first_unproven() const;
+  void check_proof(Pulse pulse, uint64_t since_ns);
+  std::string site_text(uint32_t site) const;
   void answer();
   template <typename F>
   void in_batch(F&& part);
@@ -181,6 +209,7 @@ class MessageEngine {
   [[noreturn]] void conclude();
   [[noreturn]] void raise_failure();
   [[noreturn]] void raise_refused();
+  void look_for_stale();
   void check_signals(Pulse pulse);
   void flush(uint64_t patience_ns, bool mail = false);
   // Whether a rank has closed this communicator, or left it; or all of its communicators, of which
@@ -208,6 +237,11 @@ class MessageEngine {
   uint64_t answered_ns_ = 0;  // when answer() has looked
   uint64_t last_descriptor_ = 0, last_count_ = 0, last_check_ = 0;
   uint32_t last_site_ = 0;
+  bool early_ = false;             // this rank leaves the running call early
+  std::atomic<bool> told_{false};  // its caller knows that the communicator has failed
+  UnprovenCalls unproven_;         // those that it has left so
+  std::vector<PastCall> theirs_;   // those that others speak of
+  std::vector<Refusal> refusals_;  // since all calls were proven, of this rank too
   struct BatchCall {
     std::unique_ptr<MessageTask> task;
     bool eager = false, over = false;

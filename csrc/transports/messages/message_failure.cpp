@@ -14,7 +14,7 @@ constexpr uint64_t kQuestionNs = 20'000'000;      // a wait this long is worth a
 constexpr uint64_t kClosedGraceNs = 200'000'000;  // what a peer sent before it closed may be late
 
 // Eager messages of a call that is refused come until their senders have heard of it: so many calls
-// behind it look for them when they begin.
+// behind it that nobody leaves early look for them when they begin.
 constexpr uint64_t kCallsWithStale = 3;
 
 // Whether every rank should say what it was doing before anybody raises.
@@ -47,15 +47,16 @@ Notice MessageEngine::own_record(Notice::Kind kind) const {
     notice.waiting_step = waiting_.step;
     notice.waiting_ns = now_ns() - waiting_since_ns_;
   }
-  const std::lock_guard lock(site_mutex_);
-  store_text(notice.site, sizeof(notice.site), site_texts_[last_site_]);
+  store_text(notice.site, sizeof(notice.site), site_text(last_site_));
   return notice;
 }
 
 void MessageEngine::notify_all(const Notice& notice) {
+  if (notice.kind <= Notice::kClosed) tell_past();
   for (uint32_t peer = 0; peer < world_size_; ++peer) {
-    // A rank that has closed waits a moment for others to close: see close().
-    if (peer == rank_ || (departed_[peer] && notice.kind != Notice::kClosed)) continue;
+    // A rank that has closed waits a moment for others to close: see close(). Or longer: prove().
+    const bool waits = notice.kind == Notice::kClosed || options_.early;
+    if (peer == rank_ || (departed_[peer] && !waits)) continue;
     try {
       link_.send_notice(peer, notice);
     } catch (const Error&) {  // a rank that cannot be reached must not keep it from the others
@@ -75,12 +76,16 @@ void MessageEngine::handle(const Notice& notice) {
     case Notice::kRefused:
       last_refusal_ = std::max(last_refusal_, notice.seq);
       if (notice.seq >= seq_) refused_[notice.seq] = {notice.culprit, notice.text};
+      remember_refusal(notice);
       return;
     case Notice::kQuestion:
-      if (notice.seq >= seq_) questions_.push_back(notice);
+      if (notice.seq >= seq_ || unproven_.find(notice.seq) != nullptr) questions_.push_back(notice);
       return;
+    case Notice::kPast:
+      return remember(past_of(notice));
     case Notice::kClosed:
       departed_[src] = true;
+      if (options_.early) records_[src] = notice;
       return;
     case Notice::kLeft:
       departed_[src] = true;
@@ -106,11 +111,7 @@ void MessageEngine::check_call(const MessageTask& task, Pulse pulse) {
   if (must_conclude()) conclude();
   check_connections();
   if (refused_.count(seq_) != 0) raise_refused();
-  for (const Notice& ask : questions_) {
-    const bool same =
-        ask.descriptor == last_descriptor_ && ask.count == last_count_ && ask.check == last_check_;
-    if (ask.seq == seq_ && !same) fail(Cause::kMismatch, ask.src);
-  }
+  compare();
   const uint64_t now = now_ns();
   const Waiting waiting = task.waiting();
   if (waiting.peer != waiting_.peer || waiting.step != waiting_.step) {
@@ -203,6 +204,7 @@ void MessageEngine::conclude() {
     const Cause cause = first == records_.end() ? Cause::kNone : Cause(first->cause);
     if (first != records_.end()) {
       report_ = {cause, first->culprit, first->src, first->seq, first->text, records_};
+      look_for_first(report_);
     }
     set_failed(cause == Cause::kNone ? "TransportError" : kind_of(cause),
                first == records_.end() ? "the communicator failed" : first->text);
@@ -213,13 +215,15 @@ void MessageEngine::conclude() {
 void MessageEngine::raise_failure() {
   const std::lock_guard lock(mutex_);
   in_call_ = false;
+  told_ = true;
   throw Error(known_kind(failure_kind_), failure_text_);
 }
 
 void MessageEngine::raise_refused() {
   const Refused refused = refused_[seq_];
+  if (early_) fail(Cause::kMismatch, refused.origin);  // others may have left this call
   end();
-  stale_until_seq_ = seq_ + kCallsWithStale;
+  look_for_stale();
   throw_error("PeerRejected", "rank ", refused.origin,
               " refused its arguments for this call: ", refused.text);
 }
@@ -234,10 +238,15 @@ void MessageEngine::refuse(std::string_view text, uint32_t site) {
   Notice notice = own_record(Notice::kRefused);
   notice.culprit = rank_;
   store_text(notice.text, sizeof(notice.text), text);
+  remember_refusal(notice);
   notify_all(notice);
   flush(kRecordsWaitNs);
   end();
-  stale_until_seq_ = seq_ + kCallsWithStale;
+  look_for_stale();
+}
+
+void MessageEngine::look_for_stale() {
+  stale_until_seq_ = seq_ + kCallsWithStale * (options_.early ? UnprovenCalls::kMost + 1 : 1);
 }
 
 void MessageEngine::abort(std::string_view text) {
@@ -248,6 +257,7 @@ void MessageEngine::abort(std::string_view text) {
 }
 
 void MessageEngine::fail_quietly(Cause cause, std::string_view text) {
+  told_ = true;
   record(cause, rank_, text);
   notify_all(records_[rank_]);
   report_ = {cause, rank_, rank_, seq_, records_[rank_].text, records_};
@@ -344,6 +354,8 @@ void MessageEngine::attempt(const std::function<void()>& part) {
       part();
     } catch (const Disagreement& found) {
       const std::lock_guard lock(mutex_);
+      const EagerHeader& header = found.header;  // all that is known if the peer does not answer
+      remember({found.peer, header.seq, header.descriptor, header.count, header.check});
       fail(Cause::kMismatch, found.peer);  // the transport may fail meanwhile
     }
   } catch (const std::bad_alloc&) {
@@ -358,6 +370,7 @@ void MessageEngine::attempt(const std::function<void()>& part) {
     if (failed_) raise_failure();  // a notice was faster
     const std::string text = kind == "PeerLost" ? name_dead_rank(error.what()) : error.what();
     raise_on_all(kind, text);
+    told_ = true;
     throw Error(known_kind(kind), text);
   }
 }

@@ -23,13 +23,14 @@ uint32_t windows_of(const BoundCall& call) {
 }  // namespace
 
 MessageTask::MessageTask(MessageLink& link, const BoundCall& call, const void* in, void* out,
-                         uint64_t seq, bool proven, Scratch& scratch)
+                         Turn turn, Scratch& scratch)
     : link_(link),
       call_(call),
       in_(static_cast<char*>(const_cast<void*>(in))),
       out_(static_cast<char*>(out)),
-      seq_(seq),
-      agreed_(proven || (call.tiny && !call.agree)),
+      seq_(turn.seq),
+      check_(turn.check),
+      agreed_(turn.proven || (call.tiny && !call.agree)),
       scratch_(scratch),
       srcs_(scratch.srcs),
       dsts_(scratch.dsts) {
@@ -75,7 +76,7 @@ MessageTask::~MessageTask() {
 }
 
 EagerHeader MessageTask::header(uint32_t nbytes) const {
-  return {seq_, call_.descriptor, call_.count, call_.check, nbytes};
+  return {seq_, call_.descriptor, call_.count, check_, nbytes};
 }
 
 // The next eager message of a peer for this call, or null. Drops those of calls that were given up.
@@ -88,8 +89,8 @@ const EagerHeader* MessageTask::receive_eager(Lane lane, uint32_t peer) {
   }
   if (found == nullptr || found->seq > seq_) return nullptr;
   if (found->descriptor != call_.descriptor || found->count != call_.count ||
-      found->check != call_.check) {
-    throw Disagreement{peer};
+      found->check != check_) {
+    throw Disagreement{peer, *found};
   }
   return found;
 }

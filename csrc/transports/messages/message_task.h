@@ -25,16 +25,24 @@ struct Waiting {
 // Thrown if an eager message of this call has another descriptor or count.
 struct Disagreement {
   uint32_t peer;
+  EagerHeader header;
 };
 
 class MessageTask {
  public:
   class Scratch;
-  // `in` and `out` hold at least call.in_bytes and call.out_bytes. `proven`: all ranks are known to
-  // make this call. `scratch` is kept by the caller from call to call. The parity of `seq` tells
-  // the payload of two calls in flight apart, so a link has at most kBatch tasks.
-  MessageTask(MessageLink& link, const BoundCall& call, const void* in, void* out, uint64_t seq,
-              bool proven, Scratch& scratch);
+  // Which call it is. The parity of `seq` tells the payload of two calls in flight apart, so a link
+  // has at most kBatch tasks. `check` is what headers have. `proven`: all ranks are known to make
+  // this call, or it is left before they are.
+  struct Turn {
+    uint64_t seq;
+    uint32_t check;
+    bool proven;
+  };
+  // `in` and `out` hold at least call.in_bytes and call.out_bytes. `scratch` is kept by the caller
+  // from call to call.
+  MessageTask(MessageLink& link, const BoundCall& call, const void* in, void* out, Turn turn,
+              Scratch& scratch);
   // Cancels what is under way, after a failure. Memory that the transport may still write or read
   // is never freed.
   ~MessageTask();
@@ -96,6 +104,7 @@ class MessageTask {
   const BoundCall& call_;
   char *in_, *out_;
   uint64_t seq_;
+  uint32_t check_;
   uint32_t distance_ = 0;  // of the agreement; 0: not begun
   bool agreed_;
   bool scaled_ = false;

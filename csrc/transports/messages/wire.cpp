@@ -24,8 +24,7 @@ bool terminated(const char (&text)[n]) {
 const char* wrong_notice(const char* data, uint64_t nbytes) {
   Notice notice;
   std::memcpy(&notice, data, nbytes);
-  if (notice.kind < Notice::kRecord || notice.kind > Notice::kQuestion)
-    return "a notice of no kind";
+  if (notice.kind < Notice::kRecord || notice.kind > Notice::kPast) return "a notice of no kind";
   if (notice.cause > static_cast<uint32_t>(Cause::kAbort)) return "a notice of no cause";
   if (notice.in_call > 1 || notice.waiting_peer < -1) return "a notice of no state";
   const bool ends = terminated(notice.site) && terminated(notice.name) && data[nbytes - 1] == '\0';

@@ -29,7 +29,7 @@ static_assert(static_cast<int>(Lane::kPayload) + kBatch * kWindows == kLanes);
 struct EagerHeader {
   uint64_t seq = 0;  // number of the call
   uint64_t descriptor = 0, count = 0;
-  uint32_t check = 0;   // the binding's
+  uint32_t check = 0;   // the binding's, mixed with calls before that are not proven
   uint32_t nbytes = 0;  // of data that follow
   const char* data() const { return reinterpret_cast<const char*>(this + 1); }
 };
@@ -44,6 +44,7 @@ struct Notice {
     kRefused = 4,   // its arguments of call `seq`
     kRaise = 5,     // every rank raises the error `name`
     kQuestion = 6,  // it waits for the receiver, which compares calls
+    kPast = 7,      // call `seq`, which it has left early; before what it says next
   };
   uint32_t kind = 0, src = 0;
   uint64_t seq = 0;    // of the call it is in, or of the next

@@ -22,6 +22,7 @@ struct HostScenario {
   Event event;
   uint32_t culprit, second, calls, at_call;
   bool tcp, messages, background;
+  bool early;                  // ranks leave calls early
   bool busy;                   // `second` does something else for a while before `at_call`
   std::vector<uint32_t> host;  // of each rank; empty: calls have one level
   uint64_t segment, eager;     // bytes
@@ -40,11 +41,18 @@ inline std::shared_ptr<const Plan> sum_of_owners(uint32_t n, uint32_t rank,
   return plan.wait().fold(all, plans::out(rank, 0)).done();
 }
 
+// What ranks may hear of their last calls, beside what calls may end with.
+inline bool ends_well(Event event, const std::string& kind) {
+  if (event == Event::kNone) return kind.empty();
+  return kind.empty() || kind == "PeerLeft" || kind == "PeerLost" || kind == "CollTimeout";
+}
+
 struct HostPlayer : Caller {
   const HostScenario& scenario;
   std::vector<int> sockets{};                  // by rank
   std::shared_ptr<simulation::Mails> mails{};  // or null
   std::shared_ptr<ControlSegment> control{};   // of its host, or null
+  std::optional<Ended> proof{};                // of calls that were left early
   std::vector<int64_t> in = std::vector<int64_t>(kMostOnHosts),
                        out = std::vector<int64_t>(kMostOnHosts);
 
@@ -182,15 +190,29 @@ struct HostPlayer : Caller {
           std::make_shared<Engine>(control, nullptr, place(), EngineOptions{.timeout_s = kTimeout});
     }
     {
-      const auto engine = hosts::make_engine(api, {.n = scenario.n, .timeout_s = kTimeout}, rank);
+      const auto engine = hosts::make_engine(
+          api, {.n = scenario.n, .timeout_s = kTimeout, .early = scenario.early}, rank);
       MessagePostbox box(engine);
       std::optional<TwoLevelEngine> two;
       if (node != nullptr) two.emplace(node, engine);
       if (!play_with(*engine, box, two ? &*two : nullptr, node.get())) return;
+      if (scenario.early) prove(*engine);
       if (node != nullptr) node->close();
       engine->close();
     }
     if (tcp != nullptr) tcp->close();
+  }
+
+  // Ends as a program does that wants to know what has become of its last calls.
+  void prove(MessageEngine& engine) {
+    proof = Ended{.kind = {}, .text = {}, .entered_ns = simulation::now()};
+    try {
+      engine.prove();
+    } catch (const Error& error) {
+      proof->kind = error.kind();
+      proof->text = error.what();
+    }
+    proof->returned_ns = simulation::now();
   }
 
   // False: the rank ends without closing.
@@ -220,6 +242,8 @@ struct HostPlayer : Caller {
         } else if (two != nullptr) {
           in_two_levels(*two, *node, call);
         } else {
+          const bool from_first = kHostPlans[scenario.shapes[call]] == hosts::from_first;
+          end.collective = !scenario.early || !from_first;
           collective(engine, call);
         }
       } catch (const Error& error) {

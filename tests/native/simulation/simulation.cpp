@@ -173,7 +173,18 @@ HostScenario make_hosts(std::mt19937_64& random, uint64_t seed) {
     s.counts.push_back(uint32_t(large ? kMostOnHosts : 1 + random() % 100));
   }
   s.busy = s.event == Event::kDeath && s.host.empty() && seed % 10 == 7;
+  s.early = s.host.empty() && seed % 3 == 1;
   return s;
+}
+
+// Who has left calls early hears what has become of them, at the latest as it ends.
+void judge_early(const HostScenario& s, const HostPlayer& p, const std::set<std::string>& allowed) {
+  bool told = p.proof && !p.proof->kind.empty();
+  for (const Ended& end : p.ended) told = told || !end.kind.empty();
+  const bool happens = s.event == Event::kMismatch && !(s.messages && s.at_call % 3 == 1);
+  if (happens && !told) wrong("rank ", p.rank, " hears of no mismatch");
+  if (!p.proof || allowed.count(p.proof->kind) != 0 || ends_well(s.event, p.proof->kind)) return;
+  wrong("rank ", p.rank, " hears of its last calls: ", p.proof->kind, ": ", p.proof->text);
 }
 
 void judge_hosts(const HostScenario& s, const std::vector<HostPlayer>& players,
@@ -188,9 +199,11 @@ void judge_hosts(const HostScenario& s, const std::vector<HostPlayer>& players,
                      {Event::kMismatch, {"MismatchError"}},
                      {Event::kAbort, {"Revoked"}},
                      {Event::kLeave, {"PeerLeft"}}};
+  if (s.early) allowed[Event::kRefusal].insert("MismatchError");
   std::vector<const Caller*> callers;
   for (const HostPlayer& p : players) {
     callers.push_back(&p);
+    if (s.early && threads[p.rank].finished) judge_early(s, p, allowed.at(s.event));
     const bool absent =
         p.control != nullptr && Phase(p.control->block(p.place()).phase.load()) == Phase::kAbsent;
     if (threads[p.rank].dead && absent) allowed[s.event].insert("CollTimeout");  // as on one host
