@@ -17,6 +17,7 @@ _T = TypeVar("_T")
 TRANSPORTS = ("auto", "mpi")
 SINGLE_COPY = ("auto", "off")
 SYMMETRIC = ("off", "numpy")
+STRICT = ("call", "next")
 DEVICE_TRANSPORTS = ("auto", "cuda", "nccl")
 DEVICE_MEMORY = ("auto", "ipc")
 FOREVER_S = (
@@ -50,6 +51,9 @@ class Config:
         symmetric: ``numpy``: arrays of 16 KiB or more that NumPy makes are put into the symmetric
             heap, as far as it has room, and large calls work on them there; ``off``: only those
             that ask for it (``PYCOLL_SYMMETRIC``, where 1 is ``numpy`` and 0 is ``off``).
+        strict: When a rank learns over messages that others have not made a call like its own:
+            ``call``: in that call; ``next``: in a later one, if it needs nothing of others; see
+            docs/mpi.md (``PYCOLL_STRICT``). Alike on all ranks.
         ddp_symmetric: Whether DDP's gradient buckets on CPUs are moved into the symmetric heap, see
             docs/torch.md (``PYCOLL_DDP_SYMMETRIC``, 0 or 1); alike on all ranks.
         device_transport: For arrays on CUDA devices: ``cuda`` (peer memory, one host), ``nccl``, or
@@ -82,6 +86,7 @@ class Config:
     tuning: str = field(default="auto", repr=False)
     single_copy: str = "auto"
     symmetric: str = "off"
+    strict: str = "call"
     ddp_symmetric: bool = field(default=True, repr=False)
     device_transport: str = "auto"
     device_heap_bytes: int = 1 << 30
@@ -119,6 +124,7 @@ class Config:
             "transport": TRANSPORTS,
             "single_copy": SINGLE_COPY,
             "symmetric": SYMMETRIC,
+            "strict": STRICT,
             "device_transport": DEVICE_TRANSPORTS,
             "device_memory": DEVICE_MEMORY,
         }
@@ -298,6 +304,7 @@ _VARIABLES: tuple[tuple[str, str, Callable[[str], Any]], ...] = (
     ("tuning", "PYCOLL_TUNING", str),
     ("single_copy", "PYCOLL_SINGLE_COPY", str),
     ("symmetric", "PYCOLL_SYMMETRIC", _parse_symmetric),
+    ("strict", "PYCOLL_STRICT", str),
     ("ddp_symmetric", "PYCOLL_DDP_SYMMETRIC", _parse_switch),
     ("device_transport", "PYCOLL_DEVICE_TRANSPORT", str),
     ("device_heap_bytes", "PYCOLL_DEVICE_HEAP_BYTES", parse_bytes),

@@ -34,18 +34,16 @@ def init(
     device_heap_bytes: int | None = None,
     single_copy: str | None = None,
     symmetric: str | None = None,
+    strict: str | None = None,
     tuning: str | os.PathLike[str] | None = None,
 ) -> Communicator:
     """Join the job of this process and return its communicator.
 
-    Under ``pycoll run -n N``, an MPI launcher, torchrun or Slurm there are N ranks, and this is a
-    collective of them; a process started alone is a world of one rank. Where ranks are elastic,
-    newcomers come in by `Communicator.grow`. What is left out comes from ``PYCOLL_HEAP_BYTES=64G``
-    and the like in the environment.
-
-    While that communicator is open, another call returns another object for it, and is no
-    collective: a program and its libraries can all call it. It closes with the last of them, or
-    when an exception leaves a ``with``. `Communicator.dup` gives traffic of one's own.
+    Under ``pycoll run -n N``, an MPI launcher, torchrun or Slurm this is a collective of N ranks; a
+    process started alone is one rank. `Communicator.grow` takes in newcomers of elastic jobs. What
+    is left out comes from ``PYCOLL_HEAP_BYTES=64G`` and the like. While that communicator is open,
+    another call, of the program or a library, returns another object for it, and is no collective.
+    It closes with the last of them, or when an exception leaves a ``with``. See `Communicator.dup`.
 
     Args:
         timeout: Seconds until a call, or this, raises `CollTimeout`: ``PYCOLL_TIMEOUT`` or 300.
@@ -56,11 +54,12 @@ def init(
         device_heap_bytes: Capacity of this rank's symmetric device heap, 1 GiB by default.
         single_copy: ``auto`` or ``off``: whether ranks may read each other's ordinary arrays.
         symmetric: ``off``, or ``numpy``: NumPy's arrays go to symmetric memory; docs/memory.md.
+        strict: ``call``, or ``next``: over messages ranks may leave calls early; docs/mpi.md.
         tuning: Rank 0's table of measured times: ``auto`` (of ``pycoll tune``), ``off``, or a path.
 
     Raises:
         TransportError, PeerLeft: If the process, or another rank, cannot join; says why.
-        ArgumentError: If a setting has no usable value, or is not that of others, or of before.
+        ArgumentError: If a setting is not usable, or not that of others, or of before.
     """
     session = _session(
         timeout_s=timeout,
@@ -71,6 +70,7 @@ def init(
         device_heap_bytes=device_heap_bytes,
         single_copy=single_copy,
         symmetric=symmetric,
+        strict=strict,
         tuning=tuning,
     )
     return Communicator(session)
@@ -153,6 +153,7 @@ def from_mpi(
     *,
     timeout: float | None = None,
     transport: str | None = None,
+    strict: str | None = None,
     tuning: str | os.PathLike[str] | None = None,
 ) -> Communicator:
     """Return a communicator of the ranks of an mpi4py communicator; a collective of all of them.
@@ -162,6 +163,7 @@ def from_mpi(
             its own traffic is not touched.
         timeout: See `init`.
         transport: See `init`.
+        strict: See `init`.
         tuning: See `init`.
 
     Raises:
@@ -171,7 +173,7 @@ def from_mpi(
     """
     from pycoll.runtime.startup import mpi
 
-    given = dict(timeout_s=timeout, transport=transport, tuning=tuning)
+    given = dict(timeout_s=timeout, transport=transport, strict=strict, tuning=tuning)
     config = _configure(Config.from_env, given)
     return Communicator(agree(mpi.connect(comm, config)))
 

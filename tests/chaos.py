@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -33,7 +33,7 @@ from faults import BOUND_S, Event  # noqa: E402
 from pycoll import errors  # noqa: E402
 from pycoll.algorithms import ALGORITHMS  # noqa: E402
 from pycoll.comm import Communicator  # noqa: E402
-from pycoll.config import Config  # noqa: E402
+from pycoll.config import STRICT, Config  # noqa: E402
 from pycoll.runtime.startup import tcp_job  # noqa: E402
 from pycoll.runtime.startup.bootstrap import Place  # noqa: E402
 from pycoll.runtime.startup.hosts import Card, own_network  # noqa: E402
@@ -99,6 +99,7 @@ class Fault:
         self.victim, self.delay = rng.randrange(n), rng.random() * 0.03
         self.large = rng.random() < 0.5
         self.messages = self.kind != "mismatch" and rng.random() < 0.3
+        self.rooted = rng.random() < 0.5
         self._event = event or Event()
 
     def strike(self, comm):
@@ -129,7 +130,8 @@ class Fault:
                 os._exit(0)
             os.kill(pid, signal.SIGSTOP)
         elif self.kind == "mismatch":
-            _expect(errors.MismatchError, lambda: comm.broadcast(np.ones(77, np.int16)))
+            odd = np.ones(77, np.int16)  # which a root may leave early
+            _expect(errors.MismatchError, lambda: (comm.broadcast(odd), comm.barrier()))
         elif self.kind == "abort":
             comm.abort("chaos")
 
@@ -141,7 +143,7 @@ class Fault:
             error = (*EXPECTED[self.kind], errors.Revoked, errors.PeerLeft)
             _expect(error, lambda: _forever(lambda x, timeout: around(comm, x, timeout), x, limit))
         else:
-            call = comm.broadcast if self.large else comm.all_reduce
+            call = comm.broadcast if self.large or self.rooted else comm.all_reduce
             _expect(EXPECTED[self.kind], lambda: _forever(call, x, limit))
         age = self._event.age()
         assert age < self.bound_s + (limit or 0), f"{self.kind}: heard of after {age:.3f} s"
@@ -255,7 +257,9 @@ def play_round(seed, transport, bound_s):
     part, about = (play, todo, sizes, fault), ""
     if transport == "tcp":
         hosts = hosts_of(rng, n)
-        part, about = (play_over_tcp, hosts, config, *part[1:]), f" on hosts {hosts}"
+        config = replace(config, strict=rng.choice(STRICT))
+        part = play_over_tcp, hosts, config, *part[1:]
+        about = f" on hosts {hosts}, strict={config.strict}"
     if bound_s is not None:
         fault.bound_s, fault.limit_s = bound_s, max(fault.limit_s, bound_s / 10)
     dies = [fault.victim] if fault.kind in ("kill", "exit") else []

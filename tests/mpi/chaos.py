@@ -28,6 +28,7 @@ import numpy as np  # noqa: E402
 import chaos  # noqa: E402
 import mpirun  # noqa: E402
 from faults import Event  # noqa: E402
+from pycoll.config import STRICT  # noqa: E402
 
 KINDS = [kind for kind in chaos.FAULTS if kind not in ("kill", "exit")]
 ROUND_S = 60.0  # how long one may take, beside other work
@@ -61,14 +62,16 @@ def take_part(world, seed, path, bound_s):
     part = world.Split(0 if world.rank < n else MPI.UNDEFINED, world.rank)
     if part == MPI.COMM_NULL:
         return fault.kind, []
-    sizes_of = {"cell_bytes": rng.choice([4096, 65_536, 262_144]), "heap_bytes": 1 << 28}
+    settings = {"cell_bytes": rng.choice([4096, 65_536, 262_144]), "heap_bytes": 1 << 28}
+    settings["strict"] = rng.choice(STRICT)
     try:
-        comm = on_hosts(hosts, part, timeout_s=max(10.0, 3 * bound_s), **sizes_of)
+        comm = on_hosts(hosts, part, timeout_s=max(10.0, 3 * bound_s), **settings)
         wrong = chaos.play(comm, todo, sizes, fault)
         comm.close()
     except BaseException:
-        wrong = [f"hosts {hosts}, fault {fault.kind} of rank {fault.victim}, here rank {part.rank}"]
-        wrong.append(traceback.format_exc())
+        about = f"hosts {hosts}, strict={settings['strict']}, fault {fault.kind}"
+        about += f" of rank {fault.victim}, here rank {part.rank}"
+        wrong = [about, traceback.format_exc()]
     return fault.kind, wrong
 
 

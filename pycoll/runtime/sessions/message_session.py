@@ -89,6 +89,7 @@ class MpiSession(Session):
     """Everything one rank needs to take part in one communicator over MPI."""
 
     messages_kind = "messages of"  # in `place`
+    may_leave_early = True  # calls, where the settings have strict="next"
 
     def __init__(
         self, job: MpiJob, members: list[int], rank: int, context: int, config: Config
@@ -115,6 +116,7 @@ class MpiSession(Session):
             timeout_s=config.timeout_s,
             ranks_on_host=sum(card.host == cards[rank].host for card in job.cards),
             cookie=self.cookie,
+            early=self.may_leave_early and config.strict == "next",
         )
         self.hosts = hosts
         one_host = len({card.host for card in cards}) == 1
@@ -168,6 +170,13 @@ class MpiSession(Session):
         if others != {threading.current_thread().name}:
             raise ConcurrentUseError("a thread that is left may be in a call")
 
+    def end(self) -> None:
+        """Close as a user does: raise what has become of calls that this rank has left early."""
+        try:
+            self.guard(self.engine.prove)
+        finally:
+            self.close()
+
     def close(self) -> None:
         """See `pycoll.Communicator.close`."""
         engine, in_flight = self._engine, tuple(self._in_flight)
@@ -185,7 +194,8 @@ class MpiSession(Session):
         for rank in report["ranks"] if report else ():
             card = self.job.cards[self.members[rank["rank"]]]
             rank["pid"], rank["host"] = card.pid, card.name
-        error = describe(kind, text, report, self.members)
+        early = self._engine.unproven() if self._engine and self._engine.failed else []
+        error = describe(kind, text, report, self.members, early=early)
         if self.observer is not None:
             self.observer.failed(error, report)
         return error

@@ -108,11 +108,21 @@ def describe(
     report: dict[str, Any] | None,
     members: Sequence[int] | None = None,
     way_on: str = "",
+    early: Sequence[tuple[int, int, int, str]] = (),
 ) -> errors.CollError:
-    """Make the exception for a failure of the engine; the method `way_on` goes on after it."""
+    """Make the exception for a failure of the engine; the method `way_on` goes on after it.
+
+    Args:
+        kind: Its class.
+        text: What the engine says.
+        report: What it knows of all ranks.
+        members: Rank in the job of each rank.
+        way_on: A method that goes on after it.
+        early: Number, descriptor, count and line of calls that this rank has left early.
+    """
     cls = getattr(errors, kind, errors.CollError)
     if report is None:
-        return cls(text)
+        return cls(text + _left_early(early))
     for rank in report["ranks"]:
         rank["in_job"] = members[rank["rank"]] if members else rank["rank"]
     writer = {
@@ -124,11 +134,11 @@ def describe(
     }.get(kind)
     whole = writer and report["ranks"] and not (kind == "CollTimeout" and report["cause"] == _ABORT)
     if whole:
-        error = writer(report)
+        error = writer(report) + ("" if kind == "MismatchError" else _left_early(early))
     elif issubclass(cls, (errors.TransportError, errors.MismatchError)):
         error = f"{text.rstrip('.')}. {_ADVICE}"
     else:
-        return cls(text)
+        return cls(text + _left_early(early))
     made = cls(error.replace(_ADVICE, _WAYS[way_on]) if way_on and cls in _ENDS else error)
     if isinstance(made, errors.CollTimeout):
         made.missing = tuple(rank["rank"] for rank in report["ranks"] if not rank["entered"])
@@ -144,6 +154,13 @@ _WAYS = {
     "grow": "The communicator cannot be used any more; call its grow() to go on with the ranks "
     "that are left and those that come.",
 }
+
+
+def _left_early(calls: Sequence[tuple[int, int, int, str]]) -> str:
+    """Name calls that other ranks may not have made."""
+    said = [f"call {n}: {made_at(Call.unpack(word, m), site)}" for n, word, m, site in calls]
+    head = "\nBefore that this rank has left calls early, which others may not have made:"
+    return "\n  ".join([head, *said]) if said else ""
 
 
 def _over_messages(report: dict) -> bool:
@@ -183,15 +200,21 @@ def _mismatch(report: dict) -> str:
     fields = [f for f in FIELDS if len({getattr(c, f) for c in calls.values()}) > 1]
     sized = all(call.kind.endswith("_v") for call in calls.values())
     field = fields[0] if fields else SIZES if sized else PLANS
+    refused = {report["culprit"]: report["text"]} if report["text"] else {}
     lines = [f"ranks called different things; field '{field}' differs{blame(calls)}"]
+    if refused:
+        lines = [f"rank {report['culprit']} has refused a call that others may have left early"]
     lines += each_says(
         {
             rank["rank"]: f"{calls[rank['rank']]}{_where(rank)}"
             if rank["rank"] in calls
-            else "has not made this call yet"
+            else refused.get(rank["rank"], "has not made this call yet")
             for rank in ranks
         }
     )
+    if early := [rank["rank"] for rank in ranks if rank.get("left_early")]:
+        left = f"It was call {report['iteration']}, which {_numbers(early)} had left"
+        lines.append(f"{left} early, as strict='next' allows.")
     kinds = {call.kind for call in calls.values()}
     if field == "count" and (own := f"{kinds.pop()}_v".upper()) in Kind.__members__:
         lines.append(f"Blocks of different sizes are for {own.lower()}.")

@@ -70,6 +70,7 @@ class TwoLevelSession(MpiSession):
     """Messages between hosts, and shared memory inside them where a call can use it."""
 
     messages_kind = "two levels over"
+    may_leave_early = False  # ranks of a host agree in shared memory anyway
 
     def __init__(
         self,

@@ -94,7 +94,8 @@ def join(
     own: list[int] = []
     try:
         with rendezvous.refusing():
-            config, secret = replace(Config.from_env(), timeout_s=timeout_s), job_secret()
+            config = replace(Config.from_env(), timeout_s=timeout_s, strict="call")
+            secret = job_secret()
             own += [make_memfd(name) for name in ("control", "heap") if rank == 0]
             heaps = _heaps_here()
             facts = _facts(own, list(heaps), options)
