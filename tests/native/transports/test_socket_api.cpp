@@ -1,80 +1,9 @@
-// Messages over connections: what peers send that is odd, and what is left when they end.
-#include <dirent.h>
-#include <fcntl.h>
-
-#include <cstddef>
-
-#include "hosts.h"
+// Messages over connections: what peers send that is odd.
+#include "stranger.h"
 
 namespace {
 
-using namespace hosts;
-
-constexpr uint32_t kMagic = 0x70634D31;
-constexpr int kNotice = int(Lane::kNotice);
-constexpr uint64_t kNoticeBytes = offsetof(Notice, text) + 1;  // of one without a text
-
-struct Frame {  // as SocketApi sends it
-  int32_t tag;
-  uint32_t magic;
-  uint64_t nbytes;
-};
-
-// A peer of one SocketApi that is played by hand.
-struct Stranger {
-  Stranger() {
-    const Sockets both = connect(2);
-    fd = both[1][0];
-    api = join(both[0]);
-  }
-  ~Stranger() {
-    hang_up();
-    api->close();
-  }
-  void hang_up() {
-    if (fd >= 0) ::close(fd);
-    fd = -1;
-  }
-  void write(const void* data, size_t nbytes) const {
-    expect(send(fd, data, nbytes, MSG_NOSIGNAL) == ssize_t(nbytes), "send");
-  }
-  void frame(int tag, uint64_t nbytes, uint32_t magic = kMagic) const {
-    const Frame frame{tag, magic, nbytes};
-    write(&frame, sizeof(frame));
-  }
-  void message(int tag, const std::string& data) const {
-    frame(tag, data.size());
-    write(data.data(), data.size());
-  }
-  int fd;
-  std::shared_ptr<SocketApi> api;
-};
-
-// Waits at most 5 s.
-bool soon(const std::function<bool()>& ready) {
-  const uint64_t until = now_ns() + 5'000'000'000;
-  return wait_until(kPatient, Bell{}, ready, [&](Pulse) { return now_ns() >= until; });
-}
-
-void expect_done(SocketApi& api, Request& req, const char* what) {
-  expect(soon([&] { return api.test(req); }), what, " has not ended");
-}
-
-// The receive fails because its sender is dead, and can be taken back.
-void expect_lost(SocketApi& api, Request& req, const char* what, const char* kind = "PeerLost") {
-  expect_kind(kind, [&] { expect_done(api, req, what); }, what);
-  expect(api.loss(1).order == 1 && api.losses() == 1, what, ": not named");
-  api.cancel(req);
-  expect(api.test(req) && req == 0, what, ": not taken back");
-}
-
-size_t open_files() {
-  size_t count = 0;
-  DIR* dir = opendir("/proc/self/fd");
-  while (readdir(dir) != nullptr) ++count;
-  closedir(dir);
-  return count;
-}
+using namespace stranger;
 
 void in_any_order() {
   const Stranger peer;
@@ -317,91 +246,6 @@ void wakes_sleepers() {
   expect_done(api, req, "what nobody reads any more");
 }
 
-// Of what the other side has not read, close() waits for a second, no longer.
-void closes() {
-  const auto data = std::make_unique<char[]>(4 << 20);
-  Stranger peer;
-  Request req = 0;
-  peer.api->isend(data.get(), 4 << 20, 1, 0, req);
-  const uint64_t start = now_ns();
-  peer.api->close();
-  peer.api->close();
-  expect(now_ns() - start < 5'000'000'000, "late");
-  expect(peer.api->test(req), "what was given up has not ended");
-  peer.api->isend(data.get(), 4, 1, 0, req);
-  expect(peer.api->test(req), "after close");
-}
-
-// What is read late, or slowly, still gets there, and the goodbye behind it.
-void closes_behind_all() {
-  for (const bool slowly : {false, true}) {
-    constexpr size_t kBytes = 1 << 20;
-    const Sockets both = connect(2);
-    const int fd = both[1][0], little = 16 << 10;
-    expect(setsockopt(both[0][1], SOL_SOCKET, SO_SNDBUF, &little, sizeof(little)) == 0,
-           "SO_SNDBUF");
-    const auto api = join(both[0]);
-    const auto data = std::make_unique<char[]>(kBytes);
-    Request req = 0;
-    api->isend(data.get(), kBytes, 1, 0, req);
-    std::atomic<size_t> got{0};
-    std::jthread reader([&] {
-      std::vector<char> room(slowly ? 32 << 10 : 1 << 20);
-      usleep(slowly ? 0 : 1'500'000);
-      ssize_t n = 1;
-      while ((n = recv(fd, room.data(), room.size(), 0)) > 0) {
-        got += size_t(n);
-        if (slowly) usleep(50'000);
-      }
-    });
-    api->close(slowly ? 0.5 : 5);
-    reader.join();
-    expect(got == kBytes + 2 * sizeof(Frame), got.load(), " bytes came, slowly: ", slowly);
-    expect(api->test(req), "not sent");
-    ::close(fd);
-  }
-}
-
-void close_beside_calls() {
-  for (int round = 0; round < 5; ++round) {
-    const Stranger peer;
-    std::atomic<bool> stop{false};
-    std::jthread other([&] {
-      char byte = 0;
-      while (!stop) {
-        Request req = 0;
-        peer.api->isend(&byte, 1, 1, 0, req);
-        expect_done(*peer.api, req, "sent or dropped");
-        usleep(100);  // nobody reads it
-      }
-    });
-    usleep(1000);
-    peer.frame(-1, 0);  // goodbye
-    peer.api->close();
-    stop = true;
-    other.join();
-  }
-}
-
-// A constructor that throws leaves nothing open.
-void not_made() {
-  const size_t before = open_files();
-  for (const bool named : {true, false}) {
-    const Sockets both = connect(2);
-    ::close(both[1][0]);
-    const int file = ::open("/proc/self/exe", O_RDONLY | O_CLOEXEC);  // epoll takes no files
-    std::vector<std::string> names = {"a", "b"};
-    if (named) names.push_back("c");
-    bool thrown = false;
-    try {
-      const SocketApi api({-1, both[0][1], file}, names);
-    } catch (const std::exception&) {
-      thrown = true;
-    }
-    expect(thrown && open_files() == before, open_files(), " files are open, of ", before);
-  }
-}
-
 }  // namespace
 
 int main() {
@@ -414,9 +258,5 @@ int main() {
                   {"notices of the dead", notices_of_the_dead},
                   {"half a notice taken", half_a_notice_taken},
                   {"sends to the dead", sends_to_the_dead},
-                  {"wakes sleepers", wakes_sleepers},
-                  {"close", closes},
-                  {"closes behind all", closes_behind_all},
-                  {"close beside calls", close_beside_calls},
-                  {"not made", not_made}});
+                  {"wakes sleepers", wakes_sleepers}});
 }
