@@ -55,8 +55,8 @@ void MessageEngine::pass(const BoundCall& call) {
   const std::lock_guard lock(mutex_);
   if (!early_) {
     unproven_.clear();
-    refusals_.clear();
-    return;
+    std::erase_if(refusals_, [&](const Refusal& refusal) { return refusal.seq <= seq_; });
+    return;  // of a later call a faster rank may have said that it refuses it
   }
   unproven_.add({rank_, seq_, call.descriptor, call.count, last_check_, site_text(last_site_)});
   compare();
