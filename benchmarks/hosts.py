@@ -77,6 +77,31 @@ exec ip netns exec $name unshare -u -i sh -c "hostname $name; $*"
 """
 
 
+@contextlib.contextmanager
+def agent_file():
+    """Make a folder with the agent in a file; yield its path."""
+    with tempfile.TemporaryDirectory() as folder:
+        agent = Path(folder) / "agent"
+        agent.write_text(AGENT)
+        agent.chmod(0o755)
+        yield agent
+
+
+def run_over_tcp(program, words, hosts, ranks, mbit):
+    """Start a program on so many ranks of each host, without MPI; return what it has written.
+
+    Its first word is the file for that, as JSON; ``MASTER_ADDR`` in the environment tells it that
+    it is a rank.
+    """
+    with agent_file() as agent, network(hosts, mbit):
+        out = agent.with_name("out.json")
+        where = ",".join(f"{NET}.{i + 1}" for i in range(hosts))
+        start = [sys.executable, "-m", "pycoll", "run", "-n", hosts * ranks, "--hosts", where]
+        start += ["--rsh", agent, "--timeout", 3600, program, out, *words]
+        subprocess.run([*map(str, start)], check=True, cwd=ROOT, env=os.environ)
+        return json.loads(out.read_text())
+
+
 def command(mpi, names, ranks, agent, arguments):
     """Return words and variables that start `ranks` ranks on each host."""
     python = str(Path(mpi).resolve() / "bin" / "python")
@@ -103,10 +128,8 @@ def command(mpi, names, ranks, agent, arguments):
 
 
 def measure(mpi, hosts, ranks, mbit, args):
-    with tempfile.TemporaryDirectory() as folder, network(hosts, mbit) as names:
-        agent, out = Path(folder) / "agent", Path(folder) / "rows.json"
-        agent.write_text(AGENT)
-        agent.chmod(0o755)
+    with agent_file() as agent, network(hosts, mbit) as names:
+        out = agent.with_name("rows.json")
         most = args.max if mbit >= 1000 else min(args.max, 4 << 20)
         sizes = [size for size in args.sizes if size <= most]
         program = [str(out), LINK, str(hosts), str(args.budget), ",".join(map(str, sizes))]

@@ -12,9 +12,7 @@ import json
 import os
 import socket
 import statistics
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -22,7 +20,6 @@ from pathlib import Path
 import hosts
 import numpy as np
 from harness import pages
-from harness.start import ROOT
 
 import pycoll
 
@@ -98,19 +95,6 @@ def rank(out, *sizes):
             Path(out).write_text(json.dumps(rows))
 
 
-def run(ranks, mbit, sizes):
-    """Start so many ranks on each of two hosts; return what they have found."""
-    with tempfile.TemporaryDirectory() as folder, hosts.network(2, mbit):
-        agent, out = Path(folder) / "agent", Path(folder) / "rows.json"
-        agent.write_text(hosts.AGENT)
-        agent.chmod(0o755)
-        command = [sys.executable, "-m", "pycoll", "run", "-n", 2 * ranks, "--rsh", agent]
-        command += ["--hosts", f"{hosts.NET}.1,{hosts.NET}.2", "--timeout", 600]
-        command += [PROGRAM, "rank", out, *sizes]
-        subprocess.run([*map(str, command)], check=True, cwd=ROOT, env=os.environ)
-        return json.loads(out.read_text())
-
-
 def main():
     parser = pages.arguments(__doc__, "hosts_tcp")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2], help="on each host")
@@ -121,7 +105,7 @@ def main():
         raise SystemExit(f"skipped: {reason}")
     found, lines = {}, []
     for ranks in args.ranks:
-        found[ranks] = run(ranks, args.mbit, args.sizes)
+        found[ranks] = hosts.run_over_tcp(PROGRAM, args.sizes, 2, ranks, args.mbit)
         for size, ours, both in found[ranks]:
             link = f"{size * 8 / args.mbit / ours / 1e6:.1%}" if size >= 1 << 20 else ""
             us = [f"{seconds * 1e6:.1f} us" for seconds in (ours, both)]
@@ -132,7 +116,7 @@ def main():
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["rank"]:
-        rank(*sys.argv[2:])
+    if "MASTER_ADDR" in os.environ:
+        rank(*sys.argv[1:])
     else:
         main()

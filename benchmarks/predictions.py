@@ -20,9 +20,7 @@ import json
 import math
 import os
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from operator import attrgetter
@@ -32,7 +30,6 @@ from typing import NamedTuple
 import hosts as namespaces
 import numpy as np
 from harness import pages
-from harness.start import ROOT
 
 import pycoll
 from pycoll.cli.measure.tune_machine import machine_of
@@ -226,19 +223,6 @@ def rank(out, mbit, sizes):
             Path(out).write_text(json.dumps({"rows": table, "machine": constants}))
 
 
-def run(hosts, mbit, sizes):
-    """Start a rank on each host; return what they have found."""
-    with tempfile.TemporaryDirectory() as folder, namespaces.network(hosts, mbit) as names:
-        agent, out = Path(folder) / "agent", Path(folder) / "rows.json"
-        agent.write_text(namespaces.AGENT)
-        agent.chmod(0o755)
-        where = ",".join(f"{namespaces.NET}.{i + 1}" for i in range(len(names)))
-        command = [sys.executable, "-m", "pycoll", "run", "-n", hosts, "--hosts", where]
-        command += ["--rsh", agent, "--timeout", 3600, PROGRAM, out, mbit, *sizes]
-        subprocess.run([*map(str, command)], check=True, cwd=ROOT, env=os.environ)
-        return json.loads(out.read_text())
-
-
 def pairs(rows):
     """Count what predictions say about the order of two algorithms of one case.
 
@@ -274,7 +258,7 @@ def main():
         raise SystemExit(f"predictions.py: {reason}")
     lines, cases = [], []
     for hosts in args.hosts:
-        found = run(hosts, args.mbit, args.sizes)
+        found = namespaces.run_over_tcp(PROGRAM, [args.mbit, *args.sizes], hosts, 1, args.mbit)
         cases.append(found)
         if args.save:
             args.save.write_text(json.dumps(cases))

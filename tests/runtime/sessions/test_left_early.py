@@ -249,6 +249,28 @@ def test_a_refusal_ends_a_communicator_that_others_may_have_left(later, refuser)
         assert "nonsense" in text
 
 
+def test_a_refusal_that_comes_during_the_call_before():
+    """The slow rank hears of it in a call that proves all before, and then leaves this one."""
+    large = np.ones(8192)
+
+    def body(comm):
+        pids = comm.all_gather(np.array([os.getpid()])).ravel().tolist()
+        if comm.rank == 1:
+            comm.broadcast(large)
+            return failure_of([lambda: comm.reduce(X), comm.barrier])
+        time.sleep(0.3)  # until rank 1 waits
+        os.kill(pids[1], signal.SIGSTOP)
+        comm.broadcast(large)
+        with pytest.raises(ArgumentError):
+            comm.reduce(X, "nonsense")
+        os.kill(pids[1], signal.SIGCONT)
+        return failure_of([comm.barrier])
+
+    for number, name, text in over_tcp(2, body):
+        assert (number <= 1, name) == (True, "MismatchError")
+        assert "rank 0 has refused a call that others may have left early" in text
+
+
 def test_other_refusals_leave_the_communicator_usable():
     def body(comm):
         for _ in range(20):
