@@ -2,15 +2,14 @@
 
 Layers sleep instead of computing, so that four stages do not need four cores. A forward pass, the
 gradient of the input and that of the parameters of a stage take ``--ms`` milliseconds each, half
-of it for each of two chunks; how long each really took is measured, and the *bubble* is the rest of
-a step on the busiest stage. The formula is also evaluated with the measured times: what a step
-would take if all else took no time.
+of it for each of two chunks; how long each really took is measured. The *bubble* is what a stage
+waits of a step, as the engine reports it, on the stage that waits longest. *All but layers* is the
+rest of a step on the busiest stage: the bubble, and the engine's own work between the layers.
 How much slower code runs right after a sleep, as it does in every operation here, is measured too.
 With PyTorch installed the same stages run on `torch.distributed.pipelining` over gloo, in the same
 processes. There B and W are one operation, and so they are here for the comparison.
 """
 
-import math
 import os
 import tempfile
 import time
@@ -20,7 +19,6 @@ from harness import pages, start
 
 from pycoll.parallel import SGD, Mesh, Pipeline, Sequential
 from pycoll.parallel.pipeline import Costs, simulate
-from pycoll.parallel.pipeline.program import COMPUTE
 from pycoll.parallel.pipeline.proof import prove
 from pycoll.parallel.pipeline.registry import SCHEDULES, find
 
@@ -88,9 +86,8 @@ class Nothing:
 def ours(comm, name, ms=MS, features=SMALL, whole=False):
     """Return what a schedule takes and holds.
 
-    Seconds of a step on the slowest rank, those that the busiest one slept, those of the formula
-    with measured times, and for each stage most live activations, versions and arrays sent in a
-    step.
+    Seconds of a step on the slowest rank, those that the busiest one slept, those that any rank
+    waited at most, and for each stage most live activations, versions and arrays sent in a step.
     """
     batch = [(np.ones((SAMPLES, features), np.float32), np.zeros(SAMPLES, int))] * MICRO_BATCHES
     chunks, meter = find(name).chunks, Meter()
@@ -104,33 +101,15 @@ def ours(comm, name, ms=MS, features=SMALL, whole=False):
     ):
         for _ in range(1 if find(name).steps == 1 else 3):
             engine.step(batch)
-        found, spans = [], []
+        found = []
         for _ in range(STEPS):
             meter.times.clear()
             report = engine.step(batch)
-            found.append([report.seconds, sum(meter.times)])
-            spans.append(list(meter.times))
+            found.append([report.seconds, sum(meter.times), sum(report.waits.values())])
         sent = report.bytes.get("pipeline", 0) / batch[0][0].nbytes
-        for row, own in zip(found, spans, strict=True):
-            row.append(ideal(engine.program, comm.all_gather(np.array([own]))))
         held = comm.all_gather(np.array([[meter.most / chunks, engine.versions, sent]]))
         engine.flush()
     return [*slowest(comm, found), *held.T.tolist()]
-
-
-def ideal(program, times):
-    """Return how long a step takes by the formula, given the times of each stage's operations."""
-    if program.schedule.steps > 1:
-        return math.nan
-    taken = {}
-    for stage, own in zip(program.stages, times, strict=True):
-        taken |= zip([op for op in stage if op.kind in COMPUTE], own.tolist(), strict=True)
-
-    class Measured(Costs):
-        def of(self, op):
-            return taken[op]
-
-    return simulate(program, Measured()).total
 
 
 def machine():
@@ -249,19 +228,18 @@ def bubble(seconds, busy):
 
 def schedule_lines(found):
     """Return a line for each schedule: what is executed beside the formula, where they differ."""
-    for name, (seconds, busy, whole, *held) in found.items():
+    for name, (seconds, busy, waited, *held) in found.items():
         schedule = find(name)
         program = schedule.program(STAGES, MICRO_BATCHES)
         proof = prove(program)
         formula = simulate(program).bubble_fraction if schedule.steps == 1 else 0.0
-        executed = bubble(seconds, busy)
+        shares = waited / seconds, bubble(seconds, busy)
         sends = [count / schedule.steps for count in proof.transfers]
         yield [
             name,
             f"{formula:.1%}",
-            f"{bubble(whole, busy):.1%}" if formula else "",
-            f"{executed:.1%}",
-            f"{executed / formula:.2f}" if formula else "",
+            *(f"{share:.1%}" for share in shares),
+            *(f"{share / formula:.2f}" if formula else "" for share in shares),
             f"{seconds * 1e3:.0f}",
             f"{seconds * (1 - formula) / busy:.3f}",
             *(
@@ -301,8 +279,8 @@ def main():
     parser.add_argument("--ms", type=float, default=MS, help=text)
     args = parser.parse_args()
     found = start.measure(__file__, STAGES, args.ms, *args.schedules, timeout=600)
-    head = ["schedule", "bubble by the formula", "with measured times", "executed", "ratio"]
-    head += ["ms of a step"]
+    head = ["schedule", "bubble by the formula", "executed", "all but layers"]
+    head += ["executed by formula", "all by formula", "ms of a step"]
     head += ["of the formula's time", "live activations", "versions", "arrays sent"]
     if found["schedules"]:
         print("\n".join(pages.table(head, list(schedule_lines(found["schedules"])))))

@@ -35,6 +35,8 @@ from pycoll.parallel.state.layout import unit_parameters
 class _Transfers:
     """Moves nothing; what comes has the shapes of `forms`, by kind."""
 
+    full = False
+
     def __init__(self, forms: Mapping[tuple[str, int], Any]) -> None:
         self._forms = forms
 

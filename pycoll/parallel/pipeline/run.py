@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import pairwise
@@ -77,43 +78,45 @@ class Run:
         self.losses: list[tuple[float, int]] = []
         self.counts: dict[int, int] = {}
         self.problems: list[str] = []
+        self._coming: deque[Turn] = deque()  # receives whose turn has come, not waited for yet
+        self._at: Op | None = None  # the operation under way
+        self._meanwhile: Callable[[], Any] | None = None
         self._do: dict[str, Callable[[Turn], None]] = {
             "F": self._forward,
             "B": self._backward,
             "W": self._weight,
             "SEND": self._send,
-            "RECV": self._receive,
+            "RECV": self._coming.append,
             "STEP": self._step,
         }
 
-    def all(self, turns: Iterable[Turn], meanwhile: Callable[[], Any] = str) -> None:
+    def all(self, turns: Iterable[Turn], meanwhile: Callable[[], Any] | None = None) -> None:
         """Take turns, and wait until everything is sent; do `meanwhile` before the first wait.
 
-        A stage waits for what it receives here, and for older sends. That is less than the proof
-        lets it wait for, where it stops at every transfer. Errors tell stage, micro-batch and
-        layer.
+        A stage waits for an array when it needs it, not at its RECV, and for older sends; whenever
+        it has to wait, all receives up to there come first, in their order. So it waits where the
+        proof lets it wait, or later: there it stops at every transfer. Errors tell stage,
+        micro-batch and layer.
         """
-        op: Op | None = None
         do, expect = self._do, self._engine.transfers.expect
+        self._meanwhile = meanwhile
         try:
             for turn in turns:
                 for early in turn.early:
-                    op = early.op
+                    self._at = early.op
                     expect(*early.link)
-                op = turn.op
-                if op.kind == "RECV" and meanwhile is not str:
-                    meanwhile()
-                    meanwhile = str
-                do[op.kind](turn)
-            op = None
+                self._at = turn.op
+                do[turn.op.kind](turn)
+            self._receive_all()
+            self._at = None
             self._engine.transfers.finish()
         except Exception as error:
-            if op is None:
+            if self._at is None:
                 raise
             if isinstance(error, (ArgumentError, MismatchError)):
-                raise type(error)(f"{self._place(op)}: {error}") from error
+                raise type(error)(f"{self._place(self._at)}: {error}") from error
             if note := getattr(error, "add_note", None):  # Python 3.11
-                note(f"in the pipeline: {self._place(op)}")
+                note(f"in the pipeline: {self._place(self._at)}")
             raise
 
     def _place(self, op: Op) -> str:
@@ -132,7 +135,7 @@ class Run:
         _, i, c, _ = turn.op
         engine, passes = self._engine, self._engine._passes[c]
         inputs, targets = self._sample(i)  # on every stage: taking one may set a `Cursor`
-        x = inputs if c == 0 else self._values.pop(("x", i, c - 1))
+        x = inputs if c == 0 else self._needed("x", i, c - 1)
         y, self._saved[i, c] = passes.forward(x)
         if c < self._program.depth - 1:
             self._values["x", i, c] = y
@@ -145,7 +148,7 @@ class Run:
     def _backward(self, turn: Turn) -> None:
         _, i, c, _ = turn.op
         self._sample(i)  # layers that run forward again draw the same random numbers
-        dy = self._values.pop(("dx", i, c + 1))
+        dy = self._needed("dx", i, c + 1)
         passes, later = self._engine._passes[c], turn.following != ("W", i, c, "")
         dx, self._gradients[i, c] = passes.back_input(dy, self._saved[i, c], later)
         if c:
@@ -160,13 +163,33 @@ class Run:
 
     def _send(self, turn: Turn) -> None:
         op, (peer, tag, kind) = turn.op, turn.link
+        if self._engine.transfers.full:  # it would wait
+            self._receive_all()
         x = self._values.pop((op.what, op.micro, op.chunk))
         count = self.counts.get(op.micro, 0) if self._program.schedule.steps > 1 else 0
         place = partial(self._place, op)
         self._engine.transfers.post(x, peer, tag, count, kind=kind, place=place)
 
+    def _needed(self, what: str, micro: int, chunk: int) -> Any:
+        """Take out an array, and wait for it if another stage sends it."""
+        op = self._at
+        while (what, micro, chunk) not in self._values:
+            self._receive(self._coming.popleft())
+        self._at = op
+        return self._values.pop((what, micro, chunk))
+
+    def _receive_all(self) -> None:
+        op = self._at
+        while self._coming:
+            self._receive(self._coming.popleft())
+        self._at = op
+
     def _receive(self, turn: Turn) -> None:
         op, (source, tag, kind) = turn.op, turn.link
+        self._at = op
+        if self._meanwhile is not None:
+            self._meanwhile()
+            self._meanwhile = None
         x, count = self._engine.transfers.receive(source, tag, kind=kind)
         self._values[op.what, op.micro, op.chunk] = x
         if op.what == "dx":

@@ -82,7 +82,7 @@ class Transfers:
         """
         x = np.ascontiguousarray(x)
         self._ledger.wire[purpose, self._group] += x.nbytes
-        if len(self._leaving) >= MOST_SENDS:
+        if self.full:
             self.finish(MOST_SENDS - 1)
         form = (x.dtype, x.shape, number)
         works = []
@@ -97,6 +97,11 @@ class Transfers:
         """Send an array, and wait until it has left."""
         self.post(x, to, tag, number, purpose)
         self.finish()
+
+    @property
+    def full(self) -> bool:
+        """Whether the next array waits for an older one to leave."""
+        return len(self._leaving) >= MOST_SENDS
 
     def finish(self, left: int = 0) -> None:
         """Wait until no more than so many arrays are on their way."""
