@@ -174,7 +174,8 @@ def theirs(comm, name, features):
     except ImportError:
         return None
     slept = [0.0]
-    place = f"{tempfile.gettempdir()}/pipelines-{int(comm.broadcast(np.array([os.getpid()]))[0])}"
+    job = int(comm.broadcast(np.array([os.getpid()]))[0])
+    place = f"{tempfile.gettempdir()}/pipelines-{job}-{name}-{features}"
     dist.init_process_group(
         "gloo", init_method=f"file://{place}", rank=comm.rank, world_size=STAGES
     )
