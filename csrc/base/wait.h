@@ -76,6 +76,24 @@ inline void let_go_of_held() {
   if (held != nullptr) std::exchange(held, nullptr)->let_go();
 }
 
+// Locks a mutex, and lets go of what is held before it waits for that: whoever has the mutex may
+// need it.
+template <typename Mutex>
+class Locked {
+ public:
+  explicit Locked(Mutex& mutex) : mutex_(mutex) {
+    if (mutex_.try_lock()) return;
+    let_go_of_held();
+    mutex_.lock();
+  }
+  ~Locked() { mutex_.unlock(); }
+  Locked(const Locked&) = delete;
+  Locked& operator=(const Locked&) = delete;
+
+ private:
+  Mutex& mutex_;
+};
+
 // When a check is made: once, outside of a wait; after every yield; after every slice of sleep
 // (also one that a signal cut short).
 enum class Pulse : uint8_t { kOnce, kYield, kSlice };

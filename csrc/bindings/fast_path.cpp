@@ -217,8 +217,11 @@ PyObject* run_on(State& state, const std::shared_ptr<E> engine, const std::share
     engine->run(*call, in, out, site, limit_s);
   };
   const std::optional<Error> error = [&] {
-    if constexpr (std::is_same_v<E, Engine>) return error_of_call(engine.get(), call.get(), work);
-    return error_of<Unlocked>(work);
+    if constexpr (std::is_same_v<E, TwoLevelEngine>) {
+      return error_of<Unlocked>(work);
+    } else {
+      return error_of_call(engine.get(), call.get(), work);
+    }
   }();
   if (!error.has_value()) return result.release().ptr();
   fail(state, error->kind(), error->what(), x.ptr(), result);

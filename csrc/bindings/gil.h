@@ -60,7 +60,8 @@ class UnlockedInWaits final : public Held {
 };
 
 // Whether an engine does all of it at once, and soon: then the lock is kept until it waits.
-inline bool is_short(const Engine* engine, const BoundCall* call) {
+template <typename E>
+bool is_short(const E* engine, const BoundCall* call) {
   constexpr uint64_t kShortBytes = 16 << 10;
   return engine != nullptr && call->in_bytes + call->out_bytes <= kShortBytes && engine->prompt();
 }
@@ -78,8 +79,8 @@ std::optional<Error> error_of(const Work& work) {
 }
 
 // Works without the lock, all the time or once it waits; returns the error that ends it, if any.
-template <typename Work>
-std::optional<Error> error_of_call(const Engine* engine, const BoundCall* call, const Work& work) {
+template <typename E, typename Work>
+std::optional<Error> error_of_call(const E* engine, const BoundCall* call, const Work& work) {
   return is_short(engine, call) ? error_of<UnlockedInWaits>(work) : error_of<Unlocked>(work);
 }
 

@@ -28,7 +28,7 @@ void MessageEngine::execute(const Job& job, bool signals) {
     throw;
   }
   shown(true);
-  const std::lock_guard lock(mutex_);  // notices come on threads that wait for messages, too
+  const Locked lock(mutex_);  // notices come on threads that wait for messages, too
   batch_.clear();
   end();
 }
@@ -75,14 +75,15 @@ void MessageEngine::shown(bool done) {
 
 // Puts a call behind those under way, and lets it begin.
 void MessageEngine::add_to_batch(const Job& job, bool signals) {
-  const std::lock_guard lock(mutex_);
+  const Locked lock(mutex_);
   if (batch_.empty()) begin(job, signals);
   const uint32_t place = batch_.empty() ? 0 : (batch_.back().place + 1) % kBatch;
   const MessageTask::Turn turn{seq_ + batch_.size(), unproven_.mixed(job.call->check),
                                job.proven || early_};
-  auto task =
-      std::make_unique<MessageTask>(link_, *job.call, job.in, job.out, turn, scratch_[place]);
-  batch_.push_back({std::move(task), job.call->tiny, false, place});
+  Room& room = rooms_[place];
+  auto* task = new (room.task) MessageTask(link_, *job.call, job.in, job.out, turn, room.scratch);
+  std::unique_ptr<MessageTask, Leave> hold(task);
+  batch_.push_back({std::move(hold), job.call->tiny, false, place});
   advance_batch();
 }
 
@@ -95,11 +96,12 @@ void MessageEngine::advance_batch() {
 }
 
 // Moves the batch until something is ready.
-void MessageEngine::drive(const std::function<bool()>& ready) {
+template <typename F>
+void MessageEngine::drive(F&& ready) {
   uint32_t steps = 0, yields = 0;
   uint64_t begin = 0;  // of the running wait
   const auto check = [&](Pulse pulse) {
-    const std::lock_guard lock(mutex_);
+    const Locked lock(mutex_);
     const auto late = [](const BatchCall& entry) { return !entry.over; };
     const auto entry = std::find_if(batch_.begin(), batch_.end(), late);
     check_call(entry == batch_.end() ? *batch_.back().task : *entry->task, pulse);
@@ -110,7 +112,7 @@ void MessageEngine::drive(const std::function<bool()>& ready) {
     wait_until(
         policy_, bell(),
         [&] {
-          const std::lock_guard lock(mutex_);
+          const Locked lock(mutex_);
           advance_batch();
           found = ready();
           return found || moved_ != before;
@@ -129,7 +131,7 @@ void MessageEngine::drive(const std::function<bool()>& ready) {
 // Small messages have left its memory before its program can change them.
 void MessageEngine::check_late_notices(const BoundCall& call) {
   if (call.in_bytes + call.out_bytes < kCheckedBytes) return;
-  const std::lock_guard lock(mutex_);
+  const Locked lock(mutex_);
   receive_notices(world_size_);
   if (failed_) raise_failure();
   if (must_conclude()) conclude();
@@ -167,7 +169,7 @@ void MessageEngine::start(const BoundCall& call, const void* in, void* out, uint
 }
 
 void MessageEngine::enter(uint64_t descriptor, uint64_t count, uint32_t site) {
-  const std::lock_guard lock(mutex_);
+  const Locked lock(mutex_);
   in_call_ = true;
   waiting_ = {};
   last_descriptor_ = descriptor;
@@ -183,7 +185,7 @@ bool MessageEngine::progress_batch() {
     return false;
   }
   try {
-    const std::lock_guard lock(mutex_);
+    const Locked lock(mutex_);
     advance_batch();
   } catch (...) {
     batch_error_ = std::current_exception();
@@ -197,7 +199,7 @@ void MessageEngine::answer() {
   const uint64_t now = coarse_ns();
   if (now < answered_ns_ + kAnswerNs) return;
   answered_ns_ = now;
-  const std::lock_guard lock(mutex_);
+  const Locked lock(mutex_);
   try {
     receive_notices(kPeersPerLook);
     if (!someone_fails_ || failed_ || records_[rank_].kind != 0) return;
@@ -214,7 +216,7 @@ void MessageEngine::finish() {
     drive([this] { return batch_.front().over; });
     check_late_notices(batch_.front().task->call());
   });
-  const std::lock_guard lock(mutex_);
+  const Locked lock(mutex_);
   batch_.pop_front();
   end();
   in_call_ = !batch_.empty();
@@ -222,7 +224,7 @@ void MessageEngine::finish() {
 }
 
 void MessageEngine::cancel_batch() {
-  const std::lock_guard lock(mutex_);
+  const Locked lock(mutex_);
   batch_.clear();
   batch_error_ = nullptr;
 }

@@ -6,7 +6,6 @@ namespace pycoll {
 namespace {
 
 constexpr uint64_t kNoticeFlushNs = 1'000'000'000;
-constexpr uint64_t kClosingNs = 100'000'000;
 
 }  // namespace
 
@@ -27,7 +26,7 @@ void MessageEngine::leave(std::string_view text) {
 
 void MessageEngine::close() {
   if (!fork_guard_.at_home()) {
-    if (helper_ != nullptr) helper_->abandon();
+    if (helper() != nullptr) helper()->abandon();
     closed_ = true;
     return;
   }
@@ -54,7 +53,7 @@ void MessageEngine::close() {
     } catch (const Error&) {  // somebody has died, which no longer matters
     }
   }
-  if (helper_ != nullptr) helper_->stop();
+  if (helper() != nullptr) helper()->stop();
 }
 
 void MessageEngine::prove() {

@@ -52,7 +52,7 @@ void MessageEngine::compare() {
 // At the end of a call that this rank has done its part of.
 void MessageEngine::pass(const BoundCall& call) {
   if (!options_.early) return;
-  const std::lock_guard lock(mutex_);
+  const Locked lock(mutex_);
   if (!early_) {
     unproven_.clear();
     std::erase_if(refusals_, [&](const Refusal& refusal) { return refusal.seq <= seq_; });

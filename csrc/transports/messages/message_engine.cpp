@@ -11,7 +11,6 @@ namespace pycoll {
 namespace {
 
 constexpr char kNotHere[] = "this call belongs to the parent process";
-constexpr uint64_t kClosingNs = 100'000'000;
 constexpr uint64_t kPauseNs = 10'000'000;
 constexpr uint32_t kRoundsAfterPause = 3;
 constexpr uint32_t kLooksAfterPause = 20;
@@ -43,14 +42,14 @@ MessageEngine::MessageEngine(std::shared_ptr<Transport> api, std::vector<int> me
 
 MessageEngine::~MessageEngine() {
   if (!fork_guard_.at_home()) {
-    if (helper_ != nullptr) helper_->abandon();
+    if (helper() != nullptr) helper()->abandon();
     return;
   }
   try {
     close();
   } catch (const std::exception&) {  // what is left to release does not depend on it
   }
-  if (helper_ != nullptr) helper_->stop();
+  if (helper() != nullptr) helper()->stop();
 }
 
 void MessageEngine::check_usable() {
@@ -133,7 +132,7 @@ void MessageEngine::end() {
 template <typename F>
 MessageEngine::Ticket MessageEngine::submit_to_helper(F&& work) {
   try {
-    return helper_->submit(std::forward<F>(work));
+    return helper()->submit(std::forward<F>(work));
   } catch (const std::bad_alloc&) {
     out_of_memory();
   }
@@ -144,13 +143,13 @@ void MessageEngine::run(const BoundCall& call, const void* in, void* out, uint32
   check_usable();
   const Use use(user_, rank_);
   const Job job{&call, in, out, site, timeout_s};
-  if (helper_ != nullptr && !helper_->idle()) {
+  if (helper() != nullptr && !helper()->idle()) {
     const HelperThread::Ticket ticket =
         submit_to_helper([this, job](bool helped) { execute(job, helped); });
     try {
       wait(ticket);
     } catch (...) {  // the call, and its arrays, are the caller's again only when it is over
-      helper_->wait(ticket, [](Pulse) { return false; });
+      helper()->wait(ticket, [](Pulse) { return false; });
       forget(ticket);
       throw;
     }
@@ -166,7 +165,7 @@ MessageEngine::Ticket MessageEngine::submit(std::shared_ptr<const BoundCall> cal
   const Use use(user_, rank_);
   const Job job{call.get(), in, out, site, timeout_s};
   if (api_->any_thread) {
-    if (helper_ == nullptr) make_helper();
+    if (helper() == nullptr) make_helper();
     return submit_to_helper(
         [this, job, call = std::move(call)](bool helped) { execute(job, helped); });
   }
@@ -185,8 +184,9 @@ MessageEngine::Ticket MessageEngine::submit(std::shared_ptr<const BoundCall> cal
 // Without a thread the call is not made: every rank that waits for it must fail.
 void MessageEngine::make_helper() {
   try {
-    helper_ = std::make_unique<HelperThread>(options_.ranks_on_host,
-                                             board_ == nullptr ? nullptr : &board_->block().queued);
+    own_helper_ = std::make_unique<HelperThread>(
+        options_.ranks_on_host, board_ == nullptr ? nullptr : &board_->block().queued);
+    helper_.store(own_helper_.get(), std::memory_order_release);
   } catch (const std::bad_alloc&) {
     out_of_memory();
   } catch (const Error& error) {
@@ -214,8 +214,8 @@ void MessageEngine::step_queue() {
         begin(job, true);
         show(job.call->descriptor, job.call->count, job.site);
         const MessageTask::Turn turn{seq_, unproven_.mixed(job.call->check), job.proven || early_};
-        current_ =
-            std::make_unique<MessageTask>(link_, *job.call, job.in, job.out, turn, scratch_[0]);
+        current_ = std::make_unique<MessageTask>(link_, *job.call, job.in, job.out, turn,
+                                                 rooms_[0].scratch);
         show_queue();
       }
       over = current_->advance();
@@ -268,9 +268,9 @@ void MessageEngine::check_queue(Pulse pulse) {
 // Runs calls up to this ticket; false if it takes longer than timeout_s (< 0: no limit).
 bool MessageEngine::await(Ticket until, double timeout_s) {
   const uint64_t limit = timeout_s < 0 ? UINT64_MAX : deadline_after(timeout_s);
-  if (helper_ != nullptr) {
-    if (timeout_s < 0) helper_->help(until);
-    return helper_->wait(until, [&](Pulse pulse) {
+  if (helper() != nullptr) {
+    if (timeout_s < 0) helper()->help(until);
+    return helper()->wait(until, [&](Pulse pulse) {
       check_signals(pulse);
       return now_ns() >= limit;
     });
@@ -288,7 +288,7 @@ bool MessageEngine::await(Ticket until, double timeout_s) {
 }
 
 bool MessageEngine::done(Ticket ticket) {
-  if (helper_ != nullptr) return helper_->done(ticket);
+  if (helper() != nullptr) return helper()->done(ticket);
   // Messages belong to the parent of a process made by fork.
   if (finished_ < ticket && fork_guard_.at_home() && user_.load() == 0) step_queue();
   return finished_ >= ticket;
@@ -303,7 +303,7 @@ void MessageEngine::wait(Ticket ticket, double timeout_s) {
 
 std::exception_ptr MessageEngine::error(Ticket ticket) const {
   if (!fork_guard_.at_home()) return std::make_exception_ptr(Error("ForkedError", kNotHere));
-  if (helper_ != nullptr) return helper_->error(ticket);
+  if (helper() != nullptr) return helper()->error(ticket);
   const std::lock_guard lock(errors_mutex_);
   const auto found = errors_.find(ticket);
   return found == errors_.end() ? nullptr : found->second;
@@ -311,13 +311,13 @@ std::exception_ptr MessageEngine::error(Ticket ticket) const {
 
 void MessageEngine::forget(Ticket ticket) {
   if (!fork_guard_.at_home()) return;
-  if (helper_ != nullptr) return helper_->forget(ticket);
+  if (helper() != nullptr) return helper()->forget(ticket);
   const std::lock_guard lock(errors_mutex_);
   errors_.erase(ticket);
 }
 
 void MessageEngine::settle() {
-  await(helper_ != nullptr ? helper_->last() : submitted_.load(), kDefaultTimeout);
+  await(helper() != nullptr ? helper()->last() : submitted_.load(), kDefaultTimeout);
 }
 
 void MessageEngine::skip() {

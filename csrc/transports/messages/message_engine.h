@@ -46,7 +46,8 @@ class MessageEngine {
   using Ticket = uint64_t;
   static constexpr double kDefaultTimeout = -1;
   static constexpr uint64_t kRecordsWaitNs = 1'000'000'000;
-  static constexpr uint32_t kPeersPerLook = 16;  // ranks to look at for notices, at a time
+  static constexpr uint64_t kClosingNs = 100'000'000;  // for the last words of those who leave
+  static constexpr uint32_t kPeersPerLook = 16;        // ranks to look at for notices, at a time
 
   // `members`, `context`: see MessageLink.
   MessageEngine(std::shared_ptr<Transport> api, std::vector<int> members, uint32_t rank,
@@ -64,6 +65,10 @@ class MessageEngine {
   uint32_t site(std::string_view text);
   void run(const BoundCall& call, const void* in, void* out, uint32_t site = 0,
            double timeout_s = kDefaultTimeout);
+  // Whether a call would begin at once.
+  bool prompt() const {
+    return finished_ >= submitted_ && (helper() == nullptr || helper()->idle());
+  }
   // Proceeds on the helper thread if the transport takes calls on any thread; otherwise inside
   // done(), wait() and other calls. Any thread may wait for it.
   Ticket submit(std::shared_ptr<const BoundCall> call, const void* in, void* out, uint32_t site = 0,
@@ -99,7 +104,14 @@ class MessageEngine {
   void poll();
   // Runs a part of a call, or of messages of users. An error of the transport ends the communicator
   // on every rank, and so does a lack of memory.
-  void attempt(const std::function<void()>& part);
+  template <typename F>
+  void attempt(F&& part) {
+    try {
+      part();
+    } catch (...) {
+      end_attempt();
+    }
+  }
   void leave(std::string_view text);
   void close();
   // Before close(): waits until all ranks are known to have made the calls that this one has left
@@ -156,12 +168,15 @@ class MessageEngine {
     std::string text;
   };
 
+  HelperThread* helper() const { return helper_.load(std::memory_order_acquire); }
+  [[noreturn]] void end_attempt();
   void check_usable();
   void check_mpi() const;
   void execute(const Job& job, bool signals);
   void begin(const Job& job, bool signals);
   void add_to_batch(const Job& job, bool signals);
-  void drive(const std::function<bool()>& ready);
+  template <typename F>
+  void drive(F&& ready);
   void advance_batch();
   void check_late_notices(const BoundCall& call);
   bool may_leave(const BoundCall& call) const;
@@ -242,15 +257,22 @@ class MessageEngine {
   UnprovenCalls unproven_;         // those that it has left so
   std::vector<PastCall> theirs_;   // those that others speak of
   std::vector<Refusal> refusals_;  // since all calls were proven, of this rank too
-  struct BatchCall {
-    std::unique_ptr<MessageTask> task;
-    bool eager = false, over = false;
-    uint32_t place = 0;  // of its scratch
+  struct Room {                    // of a task, and its memory, which outlives it
+    alignas(MessageTask) std::byte task[sizeof(MessageTask)];
+    MessageTask::Scratch scratch;
   };
-  MessageTask::Scratch scratch_[kBatch];  // outlives the tasks
-  std::deque<BatchCall> batch_;           // the oldest has the number seq_
-  uint64_t moved_ = 0;                    // grows whenever something has arrived or left
-  std::exception_ptr batch_error_;        // caught by progress_batch()
+  struct Leave {
+    void operator()(MessageTask* task) const { task->~MessageTask(); }
+  };
+  struct BatchCall {
+    std::unique_ptr<MessageTask, Leave> task;
+    bool eager = false, over = false;
+    uint32_t place = 0;  // of its room
+  };
+  Room rooms_[kBatch];
+  std::deque<BatchCall> batch_;     // the oldest has the number seq_
+  uint64_t moved_ = 0;              // grows whenever something has arrived or left
+  std::exception_ptr batch_error_;  // caught by progress_batch()
 
   struct Refused {
     uint32_t origin;
@@ -278,7 +300,8 @@ class MessageEngine {
   std::unordered_map<std::string, uint32_t> sites_;
   std::vector<std::string> site_texts_;
   mutable std::mutex site_mutex_;
-  std::unique_ptr<HelperThread> helper_;  // if the transport takes calls on any thread
+  std::unique_ptr<HelperThread> own_helper_;  // if the transport takes calls on any thread
+  std::atomic<HelperThread*> helper_{nullptr};
   std::deque<Queued> queue_;              // otherwise; guarded by mutex_, too
   std::unique_ptr<MessageTask> current_;  // of the oldest in queue_
   std::atomic<Ticket> submitted_{0}, finished_{0};

@@ -348,10 +348,12 @@ std::string MessageEngine::name_dead_rank(const std::string& text) {
   return found.order ? who + " is lost (" + found.text + ")" : who + " has died (" + text + ")";
 }
 
-void MessageEngine::attempt(const std::function<void()>& part) {
+// What becomes of the exception that a part has thrown.
+void MessageEngine::end_attempt() {
+  let_go_of_held();  // it may take long
   try {
     try {
-      part();
+      throw;
     } catch (const Disagreement& found) {
       const std::lock_guard lock(mutex_);
       const EagerHeader& header = found.header;  // all that is known if the peer does not answer

@@ -20,7 +20,9 @@ char* MessageTask::resolve(const Window& window, const Operand& operand, uint32_
   }
   const bool in = operand.buffer == static_cast<uint16_t>(Buffer::kIn);
   char* base = in ? in_ : out_;
-  const uint32_t chunk = (operand.chunk + k) % plan.chunks;
+  uint32_t chunk = operand.chunk + k;
+  if (chunk >= plan.chunks) [[unlikely]]
+    chunk %= plan.chunks;
   const Layout layout = in ? call_.in_layout : call_.out_layout;
   uint64_t offset, extent;
   if (layout == Layout::kTable) {

@@ -16,6 +16,8 @@ namespace {
 constexpr uint64_t kInFlightBytes = 2 << 20;
 
 uint32_t windows_of(const BoundCall& call) {
+  if (call.segments == 1) [[likely]]
+    return 1;
   const uint64_t fit = kInFlightBytes / std::max<uint64_t>(1, call.segment * call.elem_bytes);
   return std::min(call.segments, std::clamp(static_cast<uint32_t>(fit), 1u, kWindows));
 }

@@ -121,6 +121,7 @@ class PlanCache:
     world_size: int
     messages: bool = False  # ranks send messages; otherwise they share memory
     one_host: bool = True
+    copied_bytes: int = 0  # messages below so many are copied by the transport, on one host
     crowded: bool = False  # they share memory, and outnumber the cores that they may use
     world: World | None = None  # what was measured with ranks in these places, or None
     single_copy: bool = False  # calls may have alternatives that read private arrays
@@ -199,6 +200,8 @@ class PlanCache:
             raise ArgumentError(f"root={spec.root}: {name} has no parameter root, so it is rank 0")
         plan, scales_in_fold, chunks, limits, number = self._plan(spec)
         numbers = binding_numbers(spec, self.world_size, chunks, scales_in_fold, number)
+        if self.one_host and self.copied_bytes:
+            limits = limits | copied_limits(spec, numbers["chunk"], self.copied_bytes)
         places, blocks = extents, (spec.count, self.world_size, chunks, promise)
         if extents is None:
             places = blocks_in_chunks(*blocks)
@@ -270,6 +273,7 @@ _LINK_BYTES = 60 << 10
 """Likewise between hosts. Over TCP, Open MPI sends 64 KiB at once; before more it shakes hands, and
 each word of that queues behind the data that goes the other way."""
 _EAGER_BYTES = 3584  # of a message that is copied into a packet: both fit Open MPI's 4 KiB
+_COPIED_MESSAGES = 4  # of the largest that is copied: a chunk up to here is sent in such messages
 _LINK_EAGER_BYTES = 32 << 10  # likewise between hosts, where to agree first costs a round trip
 
 LINK_LIMITS = {"segment_bytes": _LINK_BYTES, "eager_bytes": _LINK_EAGER_BYTES}
@@ -285,3 +289,16 @@ def message_limits(schedule: Schedule, one_host: bool) -> dict[str, int]:
     moves = not COLLECTIVES[schedule.collective].reduces
     segment = _WHOLE_BYTES if moves and schedule.one_hop else _SEGMENT_BYTES
     return {"segment_bytes": segment, "eager_bytes": _EAGER_BYTES}
+
+
+def copied_limits(spec: CallSpec, chunk: int, copied_bytes: int) -> dict[str, int]:
+    """Return limits for chunks of so many elements where the transport copies small messages.
+
+    It reads larger ones from their sender, in a call of the system each. Where all ranks do so at
+    once, up to 32 KiB take longer than in messages that are copied one behind the other. Where one
+    sends and one receives it depends on the place of their cores which way is faster.
+    """
+    limits = {"eager_bytes": copied_bytes - _LINE_BYTES}  # a packet has a head
+    if spec.collective == "all_reduce" and chunk * spec.itemsize <= _COPIED_MESSAGES * copied_bytes:
+        limits["segment_bytes"] = copied_bytes // 2
+    return limits

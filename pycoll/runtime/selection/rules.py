@@ -156,7 +156,7 @@ _ANYWHERE = (
 _EXCHANGE = ("recursive_doubling", *_ONE_SHOT)
 _BINOMIAL = ("binomial", *_SUMS)
 LINK_RULES = (
-    Rule("all_reduce", 2, ANY_SIZE, False, _EXCHANGE, _SAME_BYTES),
+    Rule("all_reduce", 2, ANY_SIZE, False, _ONE_SHOT, _SAME_BYTES),
     _any_size("reduce", _BINOMIAL, _FEW_ROUNDS),
     _AT_ONCE,
     Rule("all_reduce", 4, 4 * K, False, _EXCHANGE, _NO_CROWD),
@@ -164,7 +164,7 @@ LINK_RULES = (
 )
 """The first line that fits a call decides; every collective ends with a line that fits all."""
 ONE_HOST_RULES = (
-    Rule("all_reduce", 2, 64 * K, False, _EXCHANGE, _ONE_ROUND),
+    Rule("all_reduce", 2, 64 * K, False, _ONE_SHOT, _ONE_ROUND),
     Rule("reduce", 2, ANY_SIZE, False, _BINOMIAL, _ROOT_FOLDS),
     Rule("reduce", ANY_N, 512 * K, False, _BINOMIAL, _FEW_ROUNDS),
     _any_size("reduce", _PUSH, _SHARED_FOLDS),

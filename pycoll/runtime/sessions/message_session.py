@@ -27,6 +27,7 @@ from pycoll.types import Kind
 
 _T = TypeVar("_T")
 _MOST_AHEAD = 16
+_MPICH_COPIES = 8 << 10  # bytes: a smaller message goes through memory that two processes share
 _CLOSE_S, _FAILED_S = 10.0, 1.0  # longest time without progress of what peers still have to get
 OWN_THREAD = "pycoll"  # name of threads that make calls in two levels
 
@@ -120,7 +121,14 @@ class MpiSession(Session):
         )
         self.hosts = hosts
         one_host = len({card.host for card in cards}) == 1
-        plans = PlanCache(engine, rank, len(members), messages=True, one_host=one_host)
+        plans = PlanCache(
+            engine,
+            rank,
+            len(members),
+            messages=True,
+            one_host=one_host,
+            copied_bytes=_MPICH_COPIES if job.library.startswith("MPICH ") else 0,
+        )
         self._open(
             rank,
             len(members),
