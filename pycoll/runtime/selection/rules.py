@@ -156,7 +156,7 @@ _ANYWHERE = (
 _EXCHANGE = ("recursive_doubling", *_ONE_SHOT)
 _BINOMIAL = ("binomial", *_SUMS)
 LINK_RULES = (
-    Rule("all_reduce", 2, ANY_SIZE, False, _ONE_SHOT, _SAME_BYTES),
+    Rule("all_reduce", 2, ANY_SIZE, False, _EXCHANGE, _SAME_BYTES),
     _any_size("reduce", _BINOMIAL, _FEW_ROUNDS),
     _AT_ONCE,
     Rule("all_reduce", 4, 4 * K, False, _EXCHANGE, _NO_CROWD),

@@ -145,9 +145,10 @@ def test_two_ranks_that_send_messages_exchange_whole_vectors_unless_folding_them
     def taken(nbytes, one_host):
         return select("all_reduce", nbytes, 2, messages=True, one_host=one_host).name
 
-    for one_host in (False, True):
-        assert taken(8, one_host) == taken(64 << 10, one_host) == "one_shot"
-    assert taken(1 << 20, one_host=False) == "one_shot"
+    for nbytes in (8, 64 << 10):
+        assert taken(nbytes, one_host=True) == "one_shot"
+        assert taken(nbytes, one_host=False) == "recursive_doubling"
+    assert taken(1 << 20, one_host=False) == "recursive_doubling"
     assert taken(1 << 20, one_host=True) == "two_shot_pull"
     assert select("all_reduce", 1 << 20, 2, one_host=True).name == "two_shot_push"
 
