@@ -172,21 +172,17 @@ class Run:
 
     def _needed(self, what: str, micro: int, chunk: int) -> Any:
         """Take out an array, and wait for it if another stage sends it."""
-        op = self._at
         while (what, micro, chunk) not in self._values:
             self._receive(self._coming.popleft())
-        self._at = op
         return self._values.pop((what, micro, chunk))
 
     def _receive_all(self) -> None:
-        op = self._at
         while self._coming:
             self._receive(self._coming.popleft())
-        self._at = op
 
     def _receive(self, turn: Turn) -> None:
         op, (source, tag, kind) = turn.op, turn.link
-        self._at = op
+        before, self._at = self._at, op  # which an error is about
         if self._meanwhile is not None:
             self._meanwhile()
             self._meanwhile = None
@@ -194,6 +190,7 @@ class Run:
         self._values[op.what, op.micro, op.chunk] = x
         if op.what == "dx":
             self.counts[op.micro] = count
+        self._at = before
 
     def _step(self, turn: Turn) -> None:
         """Leave it to `DataParallel.step`, in which all ranks agree on it."""

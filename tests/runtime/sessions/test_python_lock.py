@@ -102,8 +102,8 @@ def test_another_thread_runs_while_a_call_waits(n):
     assert min(over_tcp(n, body)[1:]) > 5
 
 
-def test_a_failure_found_at_once_leaves_the_lock():
-    """Ranks that differ before anybody waits: the error comes, and other threads go on."""
+def test_a_failure_is_an_error_whether_or_not_anybody_has_waited():
+    """The rank that comes second finds the difference at once, while it still has the lock."""
 
     def body(comm):
         x = np.ones(2 + comm.rank)
