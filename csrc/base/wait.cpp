@@ -23,20 +23,21 @@ timespec timespec_of_us(uint32_t us) { return {us / 1000000, long{us % 1000000} 
 
 }  // namespace
 
-bool crowded(uint32_t ranks) {
+Sharing sharing_own_cores(uint32_t ranks) {
   cpu_set_t cores;
   const int usable = sched_getaffinity(0, sizeof(cores), &cores) == 0 ? CPU_COUNT(&cores) : 1;
-  return ranks > static_cast<uint32_t>(usable);
+  return {ranks, static_cast<uint32_t>(usable)};
 }
 
-WaitPolicy default_policy(uint32_t ranks) {
-  if (crowded(ranks)) return {.spins = 0, .yield_us = 1000};
+WaitPolicy default_policy(Sharing sharing) {
+  if (sharing.crowded()) return {.spins = 0, .yield_us = 1000};
   return {.spins = 200, .yield_us = 1000, .burst = 50, .spread = true};
 }
 
-WaitPolicy background_policy(uint32_t ranks) {
-  WaitPolicy policy = default_policy(2 * ranks);
-  if (crowded(2 * ranks)) policy.yield_us = 0;
+WaitPolicy background_policy(Sharing sharing) {
+  sharing.ranks *= 2;
+  WaitPolicy policy = default_policy(sharing);
+  if (sharing.crowded()) policy.yield_us = 0;
   return policy;
 }
 

@@ -29,18 +29,26 @@ struct WaitPolicy {
 // Of waits that rarely happen.
 inline constexpr WaitPolicy kPatient = {.spins = 100, .yield_us = 100};
 
-// Whether `ranks` ranks on this host outnumber the cores that this process may use.
-bool crowded(uint32_t ranks);
+// Ranks of a machine, and the cores that they may use together: more than this process may use, if
+// each of them is bound to one of its own.
+struct Sharing {
+  uint32_t ranks = 1, cores = 1;
+  bool crowded() const { return ranks > cores; }
+};
 
-// The policy for `ranks` ranks on this host: no spins if ranks outnumber the cores, since the
+// That of `ranks` ranks as far as a process can tell that asks nobody: all may use the cores that
+// it may use itself.
+Sharing sharing_own_cores(uint32_t ranks);
+
+// The policy for ranks that share cores like that: no spins if they outnumber the cores, since the
 // awaited rank is as likely to need this core, and never many, because other programs may need the
 // core that it would run on.
-WaitPolicy default_policy(uint32_t ranks);
+WaitPolicy default_policy(Sharing sharing);
 
-// The policy for waiting on a thread of this process that works in the background, on a host of
-// `ranks` ranks: no yields unless there are cores for both threads of every rank, since the thread
-// that is awaited, or that of a peer, would get only half of this one's core.
-WaitPolicy background_policy(uint32_t ranks);
+// The policy for waiting on a thread of this process that works in the background: no yields
+// unless there are cores for both threads of every rank, since the thread that is awaited, or that
+// of a peer, would get only half of this one's core.
+WaitPolicy background_policy(Sharing sharing);
 
 // What the system wakes a thread for, if that is not a word in memory.
 class Alarm {

@@ -99,6 +99,8 @@ template <typename E, typename Class>
 void add_engine_methods(pybind11::module_& m, Class& cls) {
   using namespace pybind11::literals;
   cls.def("site", [](E& e, std::string_view text) { return e.site(text); })
+      .def("share_cores",
+           [](E& e, uint32_t ranks, uint32_t cores) { e.share_cores({ranks, cores}); })
       .def("done", &E::done, Release())
       .def("wait", &E::wait, Release())
       .def(

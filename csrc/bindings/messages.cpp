@@ -58,9 +58,8 @@ std::shared_ptr<MpiApi> make_mpi(std::string module, uintptr_t comm, uintptr_t b
 std::shared_ptr<MessageEngine> make_message_engine(std::shared_ptr<Transport> api,
                                                    std::vector<int> members, uint32_t rank,
                                                    uint32_t context, double timeout_s,
-                                                   uint32_t ranks_on_host, uint64_t cookie,
-                                                   bool early) {
-  const MessageOptions options{timeout_s, ranks_on_host, cookie, early, check_signals};
+                                                   uint64_t cookie, bool early) {
+  const MessageOptions options{timeout_s, cookie, early, check_signals};
   return std::make_shared<MessageEngine>(std::move(api), std::move(members), rank, context,
                                          options);
 }
@@ -142,7 +141,7 @@ void bind_message_engine(py::module_& m) {
   add_engine_methods<MessageEngine>(m, engine);
   engine
       .def(py::init(&make_message_engine), "api"_a, "members"_a, "rank"_a, "context"_a,
-           "timeout_s"_a, "ranks_on_host"_a, "cookie"_a = 0, "early"_a = false)
+           "timeout_s"_a, "cookie"_a = 0, "early"_a = false)
       .def(
           "bind_messages",
           [](const MessageEngine& e, std::shared_ptr<Plan> plan, uint64_t segment_bytes,

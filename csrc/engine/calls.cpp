@@ -29,7 +29,8 @@ Engine::Engine(std::shared_ptr<ControlSegment> control, std::shared_ptr<Heap> he
       control_(std::move(control)),
       heap_(std::move(heap)),
       options_(options),
-      policy_(default_policy(world_size_)),
+      sharing_(sharing_own_cores(world_size_)),
+      policy_(default_policy(sharing_)),
       faults_(control_, rank, options.threads_as_ranks) {
   peers_ = std::make_unique<Peer[]>(world_size_);
   for (uint32_t r = 0; r < world_size_; ++r) {
@@ -252,7 +253,7 @@ HelperThread& Engine::started_helper() {
   std::lock_guard lock(mutex_);
   if (helper() != nullptr) return *helper();
   try {
-    own_helper_ = std::make_unique<HelperThread>(world_size_, &block_->queued);
+    own_helper_ = std::make_unique<HelperThread>(sharing_, &block_->queued);
   } catch (const std::exception& error) {  // the call is not made, so the peers would wait for us
     faults_.set(Cause::kAbort, rank_, iteration(), error.what());
     throw;

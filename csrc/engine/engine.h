@@ -79,6 +79,13 @@ class Engine {
 
   uint32_t rank() const { return rank_; }
   uint32_t world_size() const { return world_size_; }
+  // Lets waits depend on how the ranks of this machine share its cores. Before the first call in
+  // the background, and while no other thread uses the engine.
+  void share_cores(Sharing sharing) {
+    sharing_ = sharing;
+    policy_ = default_policy(sharing);
+  }
+  const WaitPolicy& policy() const { return policy_; }
   // Number of the running iteration, or of the next.
   uint64_t iteration() const { return iteration_.load(std::memory_order_relaxed); }
   // Whether the last call has stored its results past the caches.
@@ -284,6 +291,7 @@ class Engine {
   RankBlock* block_;
   std::shared_ptr<Heap> heap_;
   EngineOptions options_;
+  Sharing sharing_;
   WaitPolicy policy_;
   std::function<bool()> other_work_;
   std::shared_ptr<Trace> trace_;

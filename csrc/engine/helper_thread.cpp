@@ -20,8 +20,8 @@ thread_local const HelperThread* waiting_for = nullptr;  // what this thread wai
 
 }  // namespace
 
-HelperThread::HelperThread(uint32_t ranks, std::atomic<uint32_t>* queued)
-    : policy_(background_policy(ranks)), queued_(queued) {
+HelperThread::HelperThread(Sharing sharing, std::atomic<uint32_t>* queued)
+    : policy_(background_policy(sharing)), queued_(queued) {
   try {
     const SignalsBlocked blocked;
     thread_ = std::make_unique<std::thread>([this] { serve(); });

@@ -23,9 +23,9 @@ class HelperThread {
   // `helped`: it runs on a thread that waits for it, where signals may be checked.
   using Work = std::function<void(bool helped)>;
 
-  // Starts the thread. `ranks` of this host decide how to wait; `queued`, if given, shows how much
-  // has not begun.
-  explicit HelperThread(uint32_t ranks, std::atomic<uint32_t>* queued = nullptr);
+  // Starts the thread. How ranks share cores decides how to wait; `queued`, if given, shows how
+  // much has not begun.
+  explicit HelperThread(Sharing sharing, std::atomic<uint32_t>* queued = nullptr);
   ~HelperThread() { stop(); }
   HelperThread(const HelperThread&) = delete;
   HelperThread& operator=(const HelperThread&) = delete;

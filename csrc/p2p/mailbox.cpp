@@ -52,7 +52,6 @@ Mailboxes::Mailboxes(std::shared_ptr<Engine> engine, Offers offers)
       control_(engine_->control()),
       rank_(engine_->rank()),
       world_size_(engine_->world_size()),
-      policy_(default_policy(world_size_)),
       offers_(world_size_, offers) {
   offers_[rank_] = Offers::kNever;
   const uint64_t nbytes = control_.geometry().mailbox_bytes;
@@ -157,7 +156,7 @@ void Mailboxes::send(const void* data, uint64_t nbytes, uint32_t type, uint32_t 
   bool sent = false;
   MessageNote note(&control_.block(rank_));
   try {
-    sent = wait_until(policy_, control_.doorbell(rank_), gone, [&](Pulse pulse) {
+    sent = wait_until(engine_->policy(), control_.doorbell(rank_), gone, [&](Pulse pulse) {
       note.waits(MessageWay::kSend, static_cast<int32_t>(dst), tag);
       return engine_->check(static_cast<int32_t>(dst), pulse) || now_ns() >= deadline;
     });
@@ -200,7 +199,7 @@ uint32_t Mailboxes::recv(void* data, uint64_t nbytes, uint32_t type, int32_t src
       }
     };
     give_up(Pulse::kOnce);
-    const bool done = wait_until(policy_, control_.doorbell(rank_), arrived, give_up);
+    const bool done = wait_until(engine_->policy(), control_.doorbell(rank_), arrived, give_up);
     COLL_CHECK(done || now_ns() >= deadline, "PeerLeft", "recv on rank ", rank_, " from ",
                rank_name(src), closed_text(src));
     if (!done) throw_nothing_came(rank_, src, tag, timeout_s);

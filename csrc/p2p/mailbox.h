@@ -132,7 +132,6 @@ class Mailboxes {
   uint32_t rank_, world_size_;
   uint32_t fragment_bytes_;  // data of one fragment
   User user_{0};
-  WaitPolicy policy_;
   std::vector<Offers> offers_;  // to every rank: never to one that has refused
   // How the next message of a source and of a size comes; of sizes only the highest bit counts.
   std::map<std::pair<uint32_t, uint64_t>, CopyChoice> choices_;

@@ -23,7 +23,6 @@ Postbox::Postbox(std::shared_ptr<Engine> engine, std::shared_ptr<Mailboxes> boxe
       boxes_(std::move(boxes)),
       rank_(engine_->rank()),
       bell_(engine_->control().doorbell(rank_)),
-      policy_(default_policy(engine_->world_size())),
       pid_(static_cast<uint64_t>(getpid())) {}
 
 // A thread that waits, and moves all messages meanwhile.
@@ -211,7 +210,7 @@ uint32_t Postbox::wait(Ticket ticket, double timeout_s) {
   const MessageWay way = request.incoming ? MessageWay::kRecv : MessageWay::kSend;
   const uint32_t tag = request.incoming ? request.in.tag : request.out.tag;
   try {
-    finished = wait_until(policy_, bell_, arrived, [&](Pulse pulse) {
+    finished = wait_until(engine_->policy(), bell_, arrived, [&](Pulse pulse) {
       if (pulse == Pulse::kSlice) note.waits(way, peer, tag);
       return engine_->check(peer, pulse) || now_ns() >= deadline;
     });
@@ -255,7 +254,7 @@ std::optional<Mailboxes::Envelope> Postbox::probe(int32_t src, int64_t tag, doub
     return found.has_value();
   };
   const Waiter waiter(*this);
-  wait_until(policy_, bell_, arrived,
+  wait_until(engine_->policy(), bell_, arrived,
              [&](Pulse pulse) { return engine_->check(src, pulse) || now_ns() >= deadline; });
   COLL_CHECK(found || now_ns() >= deadline, "PeerLeft", "probe on rank ", rank_, " for ",
              rank_name(src), closed_text(src));

@@ -91,7 +91,6 @@ class Postbox {
   std::shared_ptr<Mailboxes> boxes_;
   uint32_t rank_;
   Bell bell_;
-  WaitPolicy policy_;
   std::mutex mutex_;  // of everything below
   std::unordered_map<Ticket, Request> requests_;
   std::deque<Ticket> outgoing_, incoming_;     // posted and not done, in order

@@ -72,7 +72,7 @@ def tune(comm):
     """Measure for a moment, and use what was found; return where, and what is wrong."""
     world = measure(comm, ["all_reduce", "gather"], 20.0, 256)
     table = Tuning(fingerprint(), (world,))
-    comm._session.use(Tuning.parse(table.to_json()), 4)
+    comm._session.use(Tuning.parse(table.to_json()), comm._session.sharing)
     wrong = [] if comm._session.plans.world == world else ["it is not used"]
     wrong += [] if comm.check().selection == table.digest else ["another table is used"]
     wrong += [] if isinstance(world.machine, Network) else [repr(world.machine)]

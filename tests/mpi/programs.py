@@ -249,7 +249,7 @@ def cores(comm):
         again = on_hosts([0, 0, 1])
         host = again.split(0 if comm.rank < 2 else 1)
         total = host.all_reduce(np.ones(4096, np.float32))
-        return [host._session.cores, host._session.plans.crowded, float(total[-1])]
+        return [*host._session.sharing, host._session.plans.crowded, float(total[-1])]
     finally:
         os.sched_setaffinity(0, allowed)
 

@@ -88,10 +88,12 @@ inline std::shared_ptr<MessageEngine> make_engine(std::shared_ptr<Transport> api
                                                   uint32_t context = 0) {
   std::vector<int> members;
   for (uint32_t r = 0; r < setup.n; ++r) members.push_back(int(r));
-  MessageOptions options{.timeout_s = setup.timeout_s, .ranks_on_host = setup.ranks_on_host};
+  MessageOptions options{.timeout_s = setup.timeout_s};
   options.check_signals = setup.check_signals;
   options.early = setup.early;
-  return std::make_shared<MessageEngine>(std::move(api), members, rank, context, options);
+  auto engine = std::make_shared<MessageEngine>(std::move(api), members, rank, context, options);
+  engine->share_cores(sharing_own_cores(setup.ranks_on_host));
+  return engine;
 }
 
 using HostBody = std::function<void(const Host&)>;

@@ -17,9 +17,9 @@ constexpr uint32_t kLooksAfterPause = 20;
 
 // Yields longer than ranks that share memory do, and sleeps in short slices: over MPI nobody wakes
 // this rank. A test may cost 25 us (MPICH over TCP), so few are made before the first yield.
-WaitPolicy policy_for(uint32_t ranks) {
+WaitPolicy policy_for(Sharing sharing) {
   return {.spins = 5,
-          .yield_us = crowded(ranks) ? 2'000u : 20'000u,
+          .yield_us = sharing.crowded() ? 2'000u : 20'000u,
           .first_slice_us = 50,
           .last_slice_us = 1000};
 }
@@ -31,13 +31,18 @@ MessageEngine::MessageEngine(std::shared_ptr<Transport> api, std::vector<int> me
     : link_(api, members, rank, context),
       api_(std::move(api)),
       options_(options),
-      policy_(policy_for(options.ranks_on_host)),
+      policy_(policy_for(sharing_)),
       rank_(rank),
       world_size_(static_cast<uint32_t>(members.size())),
       departed_(members.size(), false),
       records_(members.size()) {
   if (options.cookie != 0) board_ = Board::make(options.cookie, world_size_, rank, 0);
   site("");
+}
+
+void MessageEngine::share_cores(Sharing sharing) {
+  sharing_ = sharing;
+  policy_ = policy_for(sharing);
 }
 
 MessageEngine::~MessageEngine() {
@@ -185,7 +190,7 @@ MessageEngine::Ticket MessageEngine::submit(std::shared_ptr<const BoundCall> cal
 void MessageEngine::make_helper() {
   try {
     own_helper_ = std::make_unique<HelperThread>(
-        options_.ranks_on_host, board_ == nullptr ? nullptr : &board_->block().queued);
+        sharing_, board_ == nullptr ? nullptr : &board_->block().queued);
     helper_.store(own_helper_.get(), std::memory_order_release);
   } catch (const std::bad_alloc&) {
     out_of_memory();

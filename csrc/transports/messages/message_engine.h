@@ -26,7 +26,6 @@ namespace pycoll {
 
 struct MessageOptions {
   double timeout_s = 300;
-  uint32_t ranks_on_host = 1;
   uint64_t cookie = 0;  // of its board; 0: it has none
   bool early = false;   // ranks may leave calls early: see unproven.h; alike on all ranks
   bool (*check_signals)(void* context) = nullptr;
@@ -143,6 +142,8 @@ class MessageEngine {
   // For tagged messages: see Engine::check. The caller holds no lock.
   bool check(int32_t peer, Pulse pulse);
   MessageLink& link() { return link_; }
+  // See Engine.
+  void share_cores(Sharing sharing);
   const WaitPolicy& policy() const { return policy_; }
   // What waits sleep on: the transport, which may wake them.
   Bell bell() const { return {.alarm = api_.get()}; }
@@ -235,6 +236,7 @@ class MessageEngine {
   MessageLink link_;
   std::shared_ptr<Transport> api_;
   MessageOptions options_;
+  Sharing sharing_;
   WaitPolicy policy_;
   uint32_t rank_, world_size_;
   ForkGuard fork_guard_;

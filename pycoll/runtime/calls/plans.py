@@ -122,7 +122,7 @@ class PlanCache:
     messages: bool = False  # ranks send messages; otherwise they share memory
     one_host: bool = True
     copied_bytes: int = 0  # messages below so many are copied by the transport, on one host
-    crowded: bool = False  # they share memory, and outnumber the cores that they may use
+    crowded: bool = False  # those of a machine outnumber the cores that they may use
     world: World | None = None  # what was measured with ranks in these places, or None
     single_copy: bool = False  # calls may have alternatives that read private arrays
     _room: PlanRoom = field(init=False)

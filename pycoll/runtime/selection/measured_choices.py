@@ -12,7 +12,7 @@ from pycoll.errors import ArgumentError
 from pycoll.runtime.calls.prepared import CallRequest
 from pycoll.runtime.selection.tuning_table import Tuning, fingerprint
 from pycoll.runtime.sessions.session import Session
-from pycoll.runtime.startup.hosts import fewest_cores, number_of_cores, own_cores
+from pycoll.runtime.startup.hosts import Sharing, closest, number_of_cores, own_cores
 from pycoll.types import Kind
 
 _MASK_BYTES = 128  # of the cores of a host
@@ -22,10 +22,9 @@ _AGAIN = "measure again with `pycoll tune`"
 def agree(session: Session) -> Session:
     """Give a new session what chooses its algorithms; a collective of its ranks.
 
-    That is the table of rank 0, if there is one, and how many cores the ranks of a host share; from
-    then on NumPy's arrays are symmetric, if the settings say so. Only
-    rank 0 looks for a file, as its own settings say; all others get what it has read, so the ranks
-    cannot differ.
+    That is the table of rank 0, if there is one, and how ranks share cores; from then on NumPy's
+    arrays are symmetric, if the settings say so. Only rank 0 looks for a file, as its own settings
+    say; all others get what it has read, so the ranks cannot differ.
 
     Raises:
         ArgumentError: On every rank, if rank 0 was given a table that cannot be used, or settings
@@ -43,27 +42,24 @@ def agree(session: Session) -> Session:
         session.close()
         raise ArgumentError(found[1:])
     try:
-        cores = _cores(session)
+        sharing = _sharing(session)
     except ArgumentError:
         session.close()
         raise
-    session.use(Tuning.parse(found) if found else None, cores)
+    session.use(Tuning.parse(found) if found else None, sharing)
     if session.config.symmetric == "numpy":
         session.end_numpy = session.memory.serve_numpy()
     return session
 
 
-def _cores(session: Session) -> int:
-    """Return how many cores the ranks of this host may use together, the same on each of them.
+def _sharing(session: Session) -> Sharing:
+    """Return how the ranks of a machine share its cores, the same on every rank.
 
     Raises:
         ArgumentError: On every rank, if NumPy's arrays are to be symmetric on some of them only.
     """
     if session.plans.messages:
-        job = session.job
-        here = job.hosts[session.members[session.rank]]
-        mates = [card for card, host in zip(job.cards, job.hosts, strict=True) if host == here]
-        return fewest_cores(mates, [here] * len(mates))
+        return closest(session.job.cards)
     mask = np.frombuffer(own_cores().to_bytes(_MASK_BYTES, "little"), np.uint64)
     own = session.config.symmetric
     words = np.append(mask, np.uint64(1 << SYMMETRIC.index(own)))
@@ -74,7 +70,8 @@ def _cores(session: Session) -> int:
             f"symmetric={own!r} on rank {session.rank} and something else on others: set it, or "
             "PYCOLL_SYMMETRIC, alike on all ranks"
         )
-    return number_of_cores(int.from_bytes(words[:-1].tobytes(), "little"))
+    cores = number_of_cores(int.from_bytes(words[:-1].tobytes(), "little"))
+    return Sharing(session.world_size, cores)
 
 
 def _run(session: Session, kind: Kind, array: np.ndarray, op: str = "sum") -> None:

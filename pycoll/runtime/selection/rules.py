@@ -121,6 +121,7 @@ _FEW_ROUNDS = "for so few bytes what counts is the number of rounds"
 _NO_CROWD = "one message in each of two rounds costs less than one to every rank in each"
 _LEAST_BYTES = "every rank sends as few bytes as can be, all messages at once"
 _FEW_MESSAGES = "every rank sends few bytes, and to few others"
+_FEW_SENDS = "where ranks share cores, every message takes a core from the others"
 _ROOT_FOLDS = "the root folds what the other has not touched; its half of the folds would come back"
 _SHARED_FOLDS = "the ranks share the folds, which cost more than a second round"
 _PIPELINE = "segments follow each other, and every rank sends the vector once"
@@ -158,8 +159,11 @@ _BINOMIAL = ("binomial", *_SUMS)
 LINK_RULES = (
     Rule("all_reduce", 2, ANY_SIZE, False, _EXCHANGE, _SAME_BYTES),
     _any_size("reduce", _BINOMIAL, _FEW_ROUNDS),
+    Rule("all_reduce", 4, 4 * K, False, _EXCHANGE, _FEW_SENDS, crowded=True),
     _AT_ONCE,
     Rule("all_reduce", 4, 4 * K, False, _EXCHANGE, _NO_CROWD),
+    Rule("all_reduce", 3, ANY_SIZE, False, _PULL, _LEAST_BYTES),
+    Rule("all_reduce", 4, 64 * K, False, ("halving_doubling", *_PULL), _FEW_SENDS, crowded=True),
     *_ANYWHERE,
 )
 """The first line that fits a call decides; every collective ends with a line that fits all."""

@@ -50,7 +50,7 @@ class SelectionRequest:
     in_place: bool = True  # a direct plan has to work when input and output are the same memory
     messages: bool = False  # ranks send messages; otherwise they share memory
     one_host: bool = False  # all ranks are on one host; matters where they send messages
-    crowded: bool = False  # ranks that share memory outnumber the cores that they may use
+    crowded: bool = False  # ranks of a machine outnumber the cores that they may use
 
     def obstacle(self, algorithm: Algorithm) -> str:
         """Say why an algorithm cannot serve; empty if it can."""

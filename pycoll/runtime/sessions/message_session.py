@@ -115,7 +115,6 @@ class MpiSession(Session):
             rank,
             context,
             timeout_s=config.timeout_s,
-            ranks_on_host=sum(card.host == cards[rank].host for card in job.cards),
             cookie=self.cookie,
             early=self.may_leave_early and config.strict == "next",
         )

@@ -31,6 +31,7 @@ from pycoll.runtime.selection.tuning_table import Tuning
 from pycoll.runtime.sessions.p2p import TaggedMessages
 from pycoll.runtime.sessions.reports import describe, raising
 from pycoll.runtime.sessions.shutdown import Hook, leave_at_exit
+from pycoll.runtime.startup.hosts import Sharing
 from pycoll.schedule.ir import Algorithm
 from pycoll.types import Kind
 
@@ -79,7 +80,7 @@ class Session(TaggedMessages):
     fast: _C.Fastcall | None = None  # calls that are remembered; none where `_open` is interrupted
     _at_exit: Any = None
     tuning: Tuning | None = None  # what measurement says about the choice of algorithms
-    cores: int = 1 << 16  # that the ranks of a host may use together, as far as is known
+    sharing: Sharing | None = None  # of cores, as far as ranks have told each other
     control: _C.Control | None = None  # where the ranks share memory
     members: list[int] | None = None  # rank in the job of each rank of a group
     job_ranks: list[int] | None = None  # likewise, where `members` are numbers on the transport
@@ -138,14 +139,13 @@ class Session(TaggedMessages):
             raise CommClosed(self.closed_because)
         return self._engine
 
-    def use(self, tuning: Tuning | None, cores: int) -> None:
-        """Let measured times, and how many cores this host has, choose algorithms from now on.
-
-        Both are the same on every rank that shares its memory, the former on every rank.
-        """
-        self.tuning, self.cores = tuning, cores
+    def use(self, tuning: Tuning | None, sharing: Sharing | None) -> None:
+        """Let measured times and shared cores, alike on every rank, choose from now on."""
+        self.tuning, self.sharing = tuning, sharing
         world = tuning.world(self.place) if tuning is not None else None
-        self.plans.use(world, not self.plans.messages and self.world_size > cores)
+        self.plans.use(world, sharing is not None and sharing.crowded)
+        if sharing is not None:
+            self.engine.share_cores(*sharing)
 
     @property
     def plans(self) -> PlanCache:

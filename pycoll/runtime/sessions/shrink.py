@@ -39,7 +39,10 @@ def shrink(parent: Session, timeout: float | None) -> Session:
         parent.guard(engine.drain)
         progress = parent.kept.setdefault(_KEPT, Shrinking(parent))
         child = progress.advance(parent, lambda: max(0.0, end - time.monotonic()))
-        child.use(parent.tuning, parent.cores)
+        sharing, gone = parent.sharing, parent.world_size - child.world_size
+        if sharing is not None:
+            sharing = sharing._replace(ranks=sharing.ranks - gone)
+        child.use(parent.tuning, sharing)
         child.epoch = parent.epoch
         if parent.link is not None:
             parent.link.held_by(child)

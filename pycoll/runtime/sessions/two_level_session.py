@@ -27,11 +27,13 @@ from pycoll.runtime.calls.plans import CallSpec
 from pycoll.runtime.calls.prepared import Prepared
 from pycoll.runtime.selection.select import Choice
 from pycoll.runtime.selection.topology import Topology
+from pycoll.runtime.selection.tuning_table import Tuning
 from pycoll.runtime.sessions.message_session import OWN_THREAD, MpiJob, MpiSession
 from pycoll.runtime.sessions.reports import describe
 from pycoll.runtime.sessions.session import Session
 from pycoll.runtime.sessions.two_level_async import CallThread, DeferredCalls, TwoLevelWork
 from pycoll.runtime.sessions.two_level_plans import Binder
+from pycoll.runtime.startup.hosts import Sharing
 from pycoll.runtime.startup.make_groups import split
 from pycoll.types import Kind
 
@@ -93,6 +95,11 @@ class TwoLevelSession(MpiSession):
         self._bound: dict[tuple[CallSpec, bool], _C.StagedCall] = {}
         self._calls: CallThread | DeferredCalls | None = None
         self._last: Future | None = None
+
+    def use(self, tuning: Tuning | None, sharing: Sharing | None) -> None:
+        """See `Session.use`."""
+        super().use(tuning, sharing)
+        self.node.use(None, sharing)
 
     def _runner(self) -> Any:
         self._two = _C.TwoLevelEngine(self.node.engine, self._engine)

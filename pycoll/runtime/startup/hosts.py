@@ -10,10 +10,11 @@ from __future__ import annotations
 import itertools
 import os
 import socket
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pycoll.errors import ArgumentError, TransportError
 from pycoll.runtime.startup.bootstrap import adopt, make_memfd
@@ -49,6 +50,11 @@ class Card:
             text = f"cannot tell which host this is ({error.filename}): {error.strerror}"
             raise TransportError(text) from error
         return cls(" ".join(parts), socket.gethostname()[:64], os.getpid(), own_cores())
+
+    @property
+    def machine(self) -> str:
+        """Equal for ranks whose processes one kernel runs."""
+        return self.host.partition(" ")[0]
 
     def pack(self) -> bytes:
         """Return the card as bytes that `unpack` reads."""
@@ -117,6 +123,31 @@ def fewest_cores(cards: Sequence[Card], hosts: Sequence[int]) -> int:
     for card, host in zip(cards, hosts, strict=True):
         masks[host] = masks.get(host, 0) | card.cores
     return min(map(number_of_cores, masks.values()))
+
+
+class Sharing(NamedTuple):
+    """Ranks of a machine, and the cores that they may use together."""
+
+    ranks: int
+    cores: int
+
+    @property
+    def crowded(self) -> bool:
+        """Whether ranks share cores."""
+        return self.ranks > self.cores
+
+
+def closest(cards: Sequence[Card]) -> Sharing:
+    """Return how cores are shared on the machine with the most ranks for each core.
+
+    Hosts that share no memory may be on one machine: containers, and network namespaces.
+    """
+    masks: dict[str, int] = {}
+    ranks = Counter(card.machine for card in cards)
+    for card in cards:
+        masks[card.machine] = masks.get(card.machine, 0) | card.cores
+    shared = (Sharing(ranks[name], number_of_cores(mask)) for name, mask in masks.items())
+    return max(shared, key=lambda sharing: (sharing.ranks / sharing.cores, sharing.ranks))
 
 
 def candidates(cards: Sequence[Card], pretended: Sequence[int] | None = None) -> tuple[int, ...]:

@@ -80,7 +80,7 @@ def split(
         parent.children.add(child)
         if parent.observer is not None:
             parent.observer.was_split(child)
-        child.use(parent.tuning, parent.cores)
+        child.use(parent.tuning, parent.sharing)
     return child
 
 

@@ -29,7 +29,14 @@ from pycoll.runtime.sessions.session import Session
 from pycoll.runtime.sessions.two_level_session import TwoLevelSession
 from pycoll.runtime.startup import mpi, tcp_connections
 from pycoll.runtime.startup.bootstrap import adopt, make_memfd
-from pycoll.runtime.startup.hosts import Card, candidates, fewest_cores, own_network, share_by_texts
+from pycoll.runtime.startup.hosts import (
+    Card,
+    Sharing,
+    candidates,
+    closest,
+    own_network,
+    share_by_texts,
+)
 from pycoll.runtime.startup.make_groups import open_control
 from pycoll.runtime.startup.rendezvous import make_everywhere
 from pycoll.runtime.startup.store_meeting import StoreMeeting
@@ -112,7 +119,7 @@ def join(
         if len(set(places)) > 1:
             return _join_hosts(rendezvous.exchange, members, places, rank, config, store, secret)
         return make_everywhere(
-            lambda: _open(members, heaps, rank, config, fewest_cores(cards, places)),
+            lambda: _open(members, heaps, rank, config, closest(cards)),
             lambda text: rendezvous.exchange("joined", text),
         )
     finally:
@@ -137,7 +144,7 @@ def _heaps_here() -> dict[str, Memory]:
 
 
 def _open(
-    members: list[dict], heaps: dict[str, Memory], rank: int, config: Config, cores: int
+    members: list[dict], heaps: dict[str, Memory], rank: int, config: Config, sharing: Sharing
 ) -> GroupSession:
     """Open the memory of a group; it shares the heap of a group that has all of its ranks."""
     leader, size = members[0], len(members)
@@ -152,7 +159,7 @@ def _open(
         else:
             memory = heaps[name]
         session = GroupSession(control, memory, rank, size, config)
-        session.use(None, cores)
+        session.use(None, sharing)
         return session
     finally:
         for fd in fds:
@@ -189,7 +196,9 @@ def _join_hosts(
 
         def make() -> MpiSession:
             place = *(over_mpi or (over_tcp(), 0)), rank, cards, shared, config
-            return mpi.on_hosts(*place, (MessageGroup, HostsGroup))
+            session = mpi.on_hosts(*place, (MessageGroup, HostsGroup))
+            session.use(None, closest(cards))
+            return session
 
         return make_everywhere(make, lambda text: exchange("joined", text))
     finally:

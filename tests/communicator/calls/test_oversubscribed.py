@@ -7,6 +7,7 @@ import pytest
 from cases import make, run_cases
 from project.test_programs import outcome, program  # noqa: F401
 from pycoll.runtime.selection.tuning_table import TunedRule, Tuning, World, fingerprint
+from pycoll.runtime.startup.hosts import Sharing
 from pycoll.schedule.cost.cost import Machine
 from pycoll.testing import run_processes, run_threads
 
@@ -19,7 +20,7 @@ def plans(comm):
 
 def calls_where_cores_are_few(comm, cases):
     """Run cases as if there was one core, and again in a group; return what is wrong."""
-    comm._session.use(None, 1)
+    comm._session.use(None, Sharing(comm.world_size, 1))
     group = comm.dup()
     assert plans(group).crowded
     return [wrong for each in (comm, group) for wrong in run_cases(each, cases)]
@@ -43,7 +44,7 @@ def test_results(run, n, order):
 ABOUT = """
 comm = pycoll.init()
 half = comm.split(comm.rank % 2)
-told = [(c.world_size, c._session.cores, c._session.plans.crowded) for c in (comm, half)]
+told = [(c.world_size, *c._session.sharing, c._session.plans.crowded) for c in (comm, half)]
 if comm.rank == 0:
     print(*told)
 """
@@ -52,11 +53,11 @@ if comm.rank == 0:
 @pytest.mark.parametrize("bound", [False, True])
 @pytest.mark.parametrize("n", [1, 2, 6])
 def test_a_job_counts_the_cores_of_all_its_ranks(program, n, bound):  # noqa: F811
-    """Also where every rank is bound to one."""
+    """Also where every rank is bound to one; its groups work at the same time."""
     core = f'{CORES}[int(os.environ["PYCOLL_RANK"]) % {len(CORES)}]'
     binding = f"os.sched_setaffinity(0, [{core}])\n" if bound else ""
     cores = min(n, len(CORES)) if bound else len(CORES)
-    told = " ".join(str((size, cores, size > cores)) for size in (n, (n + 1) // 2))
+    told = " ".join(str((size, n, cores, n > cores)) for size in (n, (n + 1) // 2))
     assert outcome(program(n, binding + ABOUT)) == (0, f"{told}\n", "")
 
 

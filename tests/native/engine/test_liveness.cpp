@@ -31,7 +31,7 @@ constexpr auto kNeverGiveUp = [](Pulse) { return false; };
 
 // Items write to memory that nothing guards but the order in which they run.
 void in_order() {
-  HelperThread helper(1);
+  HelperThread helper({});
   constexpr uint64_t kItems = 20000;
   std::vector<uint64_t> order;
   uint64_t helped_items = 0;
@@ -54,7 +54,7 @@ void in_order() {
 
 // Several threads wait for one queue; what one runs, the others wait for.
 void several_wait() {
-  HelperThread helper(1);
+  HelperThread helper({});
   std::vector<uint64_t> order;
   for (int round = 0; round < 500; ++round) {
     std::vector<HelperThread::Ticket> tickets;
@@ -75,7 +75,7 @@ void several_wait() {
 }
 
 void help_stops_at_its_ticket() {
-  HelperThread helper(1);
+  HelperThread helper({});
   std::atomic<bool> begun{false}, go{false}, here{false};
   const auto first = helper.submit([&](bool helped) {
     begun = true;
@@ -92,7 +92,7 @@ void help_stops_at_its_ticket() {
 }
 
 void errors() {
-  HelperThread helper(1);
+  HelperThread helper({});
   for (const bool help : {false, true}) {
     const auto bad = helper.submit([](bool) { throw_error("TestError", "on purpose"); });
     const auto good = helper.submit([](bool) {});
@@ -111,7 +111,7 @@ void errors() {
 // stop() comes while another thread runs an item, with more behind it.
 void stop_finishes() {
   for (int round = 0; round < 200; ++round) {
-    HelperThread helper(1);
+    HelperThread helper({});
     std::atomic<int> ran{0};
     std::atomic<bool> begun{false};
     HelperThread::Ticket last = 0;
@@ -136,7 +136,7 @@ void no_memory() {
     failed = 0;
     left = enough;
     try {
-      const HelperThread helper(1);
+      const HelperThread helper({});
       left = -1;
     } catch (const std::bad_alloc&) {
       failed = 1;

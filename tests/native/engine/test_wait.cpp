@@ -91,6 +91,21 @@ void bound_threads_stay() {
   }).join();
 }
 
+// Two ranks that are bound to a core each wait as two that may use both cores.
+void bound_ranks_spin() {
+  expect(default_policy({2, 2}).spins > 0, "there is a core for each rank");
+  expect(default_policy({2, 1}).spins == 0, "the awaited rank may need this core");
+  expect(background_policy({2, 4}).yield_us > 0, "there is a core for each thread");
+  expect(background_policy({2, 3}).yield_us == 0, "a thread would get half of this core");
+  const auto told = [](const world::Rank& me) {
+    for (const uint32_t cores : {1u, 2u}) {
+      me.engine.share_cores({2, cores});
+      expect((me.engine.policy().spins > 0) == (cores == 2), "an engine does as it is told");
+    }
+  };
+  expect(world::run(world::Mode::kThreads, {.n = 1}, told)[0].kind[0] == 0, "it is not told");
+}
+
 }  // namespace
 
 int main() {
@@ -98,5 +113,6 @@ int main() {
                   {"other waits", other_waits},
                   {"threads differ", threads_differ},
                   {"leaving", leaving},
-                  {"bound threads stay", bound_threads_stay}});
+                  {"bound threads stay", bound_threads_stay},
+                  {"bound ranks spin", bound_ranks_spin}});
 }

@@ -10,15 +10,18 @@ namespace pycoll {
 
 using namespace simulation;
 
-bool crowded(uint32_t) { return world != nullptr && world->sleepy; }
-WaitPolicy default_policy(uint32_t) {
+Sharing sharing_own_cores(uint32_t ranks) {
+  const bool crowded = world != nullptr && world->sleepy;
+  return {ranks, crowded ? 0 : ranks};
+}
+WaitPolicy default_policy(Sharing) {
   constexpr uint32_t kLong = 1'000'000;  // who is not woken is seen to sleep too long
   if (world != nullptr && world->long_sleeps) {
     return {.spins = 0, .yield_us = 0, .first_slice_us = kLong, .last_slice_us = kLong};
   }
   return {.spins = 2, .yield_us = world != nullptr && world->sleepy ? 0u : 50u, .burst = 2};
 }
-WaitPolicy background_policy(uint32_t ranks) { return default_policy(ranks); }
+WaitPolicy background_policy(Sharing sharing) { return default_policy(sharing); }
 void shorten_slice() {}
 uint32_t own_patience() { return 0; }
 void leave_core() {}

@@ -141,6 +141,20 @@ def test_where_ranks_share_cores_all_reduce_saves_synchronisations():
         assert taken((8 << 10) + 4, n, crowded=True, direct=True) == "two_shot_push"
 
 
+def test_where_ranks_share_cores_four_hosts_send_fewer_messages():
+    def taken(nbytes, n, **options):
+        options |= {"messages": True, "dtype": DType.FLOAT32}
+        return select("all_reduce", nbytes, n, **options).name
+
+    assert taken(8, 4) == "one_shot"
+    assert taken(8, 4, crowded=True) == taken(4 << 10, 4, crowded=True) == "recursive_doubling"
+    assert taken(64 << 10, 4) == "two_shot_pull"
+    assert taken(64 << 10, 4, crowded=True) == "halving_doubling"
+    assert taken((64 << 10) + 4, 4, crowded=True) == "two_shot_pull"
+    for n in (2, 3, 5):  # of these it would send more bytes
+        assert taken(64 << 10, n, crowded=True) == taken(64 << 10, n)
+
+
 def test_two_ranks_that_send_messages_exchange_whole_vectors_unless_folding_them_costs_more():
     def taken(nbytes, one_host):
         return select("all_reduce", nbytes, 2, messages=True, one_host=one_host).name

@@ -195,7 +195,7 @@ def test_groups_have_lines_of_their_own(tmp_path):
 
     def rank(comm):
         whole = table(n=4).with_world(pair)
-        comm._session.use(whole, 4)
+        comm._session.use(whole, comm._session.sharing)
         with comm.split(comm.rank // 2) as half, comm.dup() as twin:
             assert half.all_reduce(np.full(256, 1.0, np.float32))[0] == 2
             return what_runs(half, 2), what_runs(twin, 4)

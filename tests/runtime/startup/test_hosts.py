@@ -10,7 +10,7 @@ from pycoll.errors import ArgumentError, TransportError
 from pycoll.runtime.calls.plans import CallSpec
 from pycoll.runtime.selection.topology import Topology
 from pycoll.runtime.startup import mpi
-from pycoll.runtime.startup.hosts import Card, candidates, fewest_cores, share
+from pycoll.runtime.startup.hosts import Card, candidates, closest, fewest_cores, share
 from pycoll.types import DType, Kind, Order, ReduceOp
 
 
@@ -34,6 +34,19 @@ def test_owners_have_a_core_each():
         topology = Topology(hosts, 0, cores)
         assert topology.columns("all_reduce", 64 << 10) == 1
         assert topology.columns("all_reduce", 65 << 10) == columns
+
+
+def test_ranks_of_one_machine_share_its_cores_whatever_hosts_they_are_on():
+    bound = [Card("boot1 user ipc:1", "name", rank, 1 << rank) for rank in range(4)]
+    inside = [Card("boot1 user ipc:2", "name", rank, 0b11) for rank in range(2)]
+    other = [Card("boot2 user ipc:1", "name", rank, 1 << rank) for rank in range(3)]
+    assert closest(bound) == (4, 4)
+    assert not closest(bound).crowded
+    assert closest(bound + inside) == closest(other + inside + bound) == (6, 4)
+    assert closest(bound + inside).crowded
+    assert closest(other) == closest(other[:1] + other[1:]) == (3, 3)
+    assert closest(other + bound) == (4, 4)
+    assert Card.own().machine == Card.own().host.split()[0]
 
 
 def test_candidates():
