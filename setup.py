@@ -27,7 +27,10 @@ BUILD_TEMP = f"build/objects-{sys.implementation.cache_tag}"
 # every call is optimized; the rest converts arguments, and compiles faster without.
 BINDINGS = {
     "objects": ["control", "kernels", "memory", "messages", "module"],
-    "calls": ["address_call", "arguments", "dlpack", "fast_method", "fast_path", "plans"],
+    "calls": [
+        *("address_call", "arguments", "dlpack", "fast_method", "fast_path", "plans"),
+        "remembered_calls",
+    ],
 }
 NATIVE = os.environ.get("PYCOLL_ISA") == "native"
 

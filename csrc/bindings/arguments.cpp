@@ -3,6 +3,8 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <complex>
+
 #include "bindings/bindings.h"
 #include "bindings/dlpack.h"
 
@@ -132,7 +134,38 @@ py::array array_at(uintptr_t pointer, const std::vector<py::ssize_t>& shape,
 // Address of the first element. (`array.__array_interface__` is ten times slower.)
 uintptr_t address(const py::array& array) { return reinterpret_cast<uintptr_t>(array.data()); }
 
+template <typename T>
+py::object array_of(T value) {
+  return py::array(py::dtype::of<T>(), py::array::ShapeContainer(), &value);
+}
+
 }  // namespace
+
+bool is_python_number(PyObject* x) {
+  return PyFloat_CheckExact(x) || PyLong_CheckExact(x) || PyBool_Check(x) ||
+         PyComplex_CheckExact(x);
+}
+
+py::object array_of_python_number(PyObject* x) {
+  if (PyFloat_CheckExact(x)) return array_of(PyFloat_AS_DOUBLE(x));
+  if (PyBool_Check(x)) return array_of(x == Py_True);
+  if (PyComplex_CheckExact(x)) {
+    const Py_complex z = PyComplex_AsCComplex(x);
+    return array_of(std::complex(z.real, z.imag));
+  }
+  int overflow = 0;
+  const int64_t number = PyLong_AsLongLongAndOverflow(x, &overflow);
+  return overflow == 0 ? array_of(number) : py::object();
+}
+
+PyObject* number_of(PyObject* result) {
+  if (result == nullptr || Py_TYPE(result) != py::detail::npy_api::get().PyArray_Type_ ||
+      py::detail::array_proxy(result)->nd != 0) {
+    return result;
+  }
+  const auto array = py::reinterpret_steal<py::object>(result);
+  return PyObject_GetItem(result, py::tuple().ptr());
+}
 
 std::optional<std::pair<uintptr_t, uint64_t>> stretch(const py::handle& x, bool written) {
   const auto& api = py::detail::npy_api::get();

@@ -61,6 +61,17 @@ bool describe_array(const Heap* heap, PyObject* object, bool written, ArrayKey& 
 // is asked for; nothing of anything else.
 std::optional<std::pair<uintptr_t, uint64_t>> stretch(const pybind11::handle& x, bool written);
 
+// Whether this is a bool, int, float or complex of Python's.
+bool is_python_number(PyObject* x);
+
+// A new array of such a number, as pycoll/runtime/arrays/numbers.py makes it; null for one that
+// int64 cannot hold.
+pybind11::object array_of_python_number(PyObject* x);
+
+// In place of an array of no dimensions its number, and anything else as it is. Takes and gives a
+// reference, or null.
+PyObject* number_of(PyObject* result);
+
 // A contiguous copy of a scattered array, of its own kind. May run Python code. Throws
 // error_already_set.
 pybind11::object packed(PyObject* array, const ArrayKey& key);

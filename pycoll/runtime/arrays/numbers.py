@@ -9,6 +9,8 @@ import numpy as np
 from pycoll.errors import ArgumentError, kind_of
 
 NUMBERS = (bool, int, float, complex)
+_INTEGERS = (int, np.integer)
+_ANY_KIND = (*NUMBERS, np.number, np.bool_)
 
 
 def as_array(x: Any, what: str = "x", *, filled: bool = False) -> Any:
@@ -42,14 +44,15 @@ def _converted(x: Any, what: str) -> np.ndarray:
         array = np.array(x)
     except ValueError as error:
         raise ArgumentError(f"{what} is {kind_of(x)} that is no array: {error}") from None
-    if array.dtype.kind not in "bifc":
+    rounded = array.dtype.kind == "f" and array.size > 0 and _are_numbers(x, _INTEGERS)
+    if array.dtype.kind not in "bifc" or rounded:
         raise ArgumentError(
             f"{what} has a number that int64 cannot hold; pass an array of a wider dtype"
         )
     return array
 
 
-def _are_numbers(x: Any) -> bool:
+def _are_numbers(x: Any, kinds: tuple[type, ...] = _ANY_KIND) -> bool:
     if isinstance(x, (list, tuple)):
-        return all(map(_are_numbers, x))
-    return isinstance(x, (*NUMBERS, np.number, np.bool_))
+        return all(_are_numbers(item, kinds) for item in x)
+    return isinstance(x, kinds)

@@ -28,6 +28,7 @@ from pycoll.runtime.calls.prepared import CallRequest, Prepared
 from pycoll.runtime.calls.work import QueuedCall, Work
 from pycoll.runtime.selection.select import Choice
 from pycoll.runtime.selection.tuning_table import Tuning
+from pycoll.runtime.sessions.background import QueuedCalls
 from pycoll.runtime.sessions.p2p import TaggedMessages
 from pycoll.runtime.sessions.reports import describe, raising
 from pycoll.runtime.sessions.shutdown import Hook, leave_at_exit
@@ -42,7 +43,7 @@ def _no_devices(session: Session) -> Any:
     raise ArgumentError("arrays on a device are for communicators; these ranks take CPU arrays")
 
 
-class Session(TaggedMessages):
+class Session(QueuedCalls, TaggedMessages):
     """Everything one rank needs to take part in one communicator.
 
     Whatever can raise on one rank alone belongs into `refusing`: a peer that hears nothing takes
@@ -177,6 +178,7 @@ class Session(TaggedMessages):
         """Run one collective; the arguments are those of `pycoll.Communicator`."""
         if type(x) in NUMBERS or isinstance(x, (list, tuple)):
             return self._on_numbers(kind, x, out, op, root, order, algorithm, timeout, async_op)
+        x = np.asarray(x) if isinstance(x, np.generic) and out is not x else x
         request = CallRequest(kind, op, root, order, algorithm)
         limit, later, on_host = self.refusing(
             lambda: (self._limit(timeout), bool(async_op), not (on_device(x) or on_device(out)))
@@ -192,8 +194,8 @@ class Session(TaggedMessages):
         result = self.start(prepared, limit, later)
         if prepared.plain and (not later or isinstance(result, Work)):
             fresh = prepared.result if out is None else None
-            call = self.remembered(prepared)
-            self.fast.remember(call, kind, x, out, op, root, order, algorithm, fresh)
+            like = kind, x, out, op, root, order, algorithm, fresh
+            self.fast.remember(self.remembered(prepared), *like)
         return result
 
     def _on_numbers(self, kind: Kind, x: Any, out: Any, *options: Any) -> Any:
@@ -315,46 +317,6 @@ class Session(TaggedMessages):
     def _interrupted(self, name: str) -> None:
         """Tell all ranks the name of the exception that has interrupted this one."""
         self.abort(f"rank {self.rank} was interrupted ({name})")
-
-    def _enqueue(self, prepared: Prepared, *args: Any) -> Work:
-        """Put a call in the queue; ``args`` are for the engine."""
-        queued = QueuedCall()
-        queued.keep, queued.result = prepared, prepared.result
-        try:
-            self._in_flight.append(queued)
-            queued.ticket = self.guard(self.engine.submit, prepared.binding, *args)
-            for part in prepared.registered:
-                self.memory.lend(part, self.engine, queued.ticket)
-            return self._queued(queued)
-        except CollError:
-            queued.ended = queued.ticket is None  # the engine has not taken it
-            raise
-        except BaseException as error:  # a signal handler's: it ends the communicator, as in a call
-            self._adrift.append((prepared, self.memory.hold(prepared.registered)))
-            queued.ended = queued.ticket is None
-            self.interrupted(error)
-            raise
-
-    def _queued(self, queued: QueuedCall) -> Work:
-        """Return the work of a call that is in the queue."""
-        self.sweep()
-        return Work(self, queued)
-
-    def sweep(self) -> None:
-        """Let go of the arrays of calls that have ended; any thread may, while others do."""
-        engine = self._engine
-        while self._in_flight and engine is not None:
-            try:
-                queued = self._in_flight[0]
-                if not queued.take_outcome(engine, self.error):
-                    return
-                self._let_go(queued)
-                self._in_flight.remove(queued)
-            except (IndexError, ValueError):
-                continue  # another thread has removed it
-
-    def _let_go(self, queued: QueuedCall) -> None:
-        queued.let_go()
 
     def abort(self, reason: str) -> None:
         """See `pycoll.Communicator.abort`."""

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pycoll.comm.communicator import Communicator
-from pycoll.errors import ArgumentError, CollError, CollTimeout
+from pycoll.errors import ArgumentError, CollError, CollTimeout, MismatchError
 from pycoll.testing import run_processes, run_threads
 
 
@@ -185,3 +185,84 @@ def test_methods_are_for_communicators_only():
         return total.tolist()
 
     assert run_threads(2, rank) == [[4, 4], [4, 4]]
+
+
+NUMBERS = {
+    "float": 1.5,
+    "int": 3,
+    "large int": 2**62,
+    "bool": True,
+    "complex": 1 + 2j,
+    "float64": np.float64(1.5),
+    "float32": np.float32(0.1),
+    "int8": np.int8(-3),
+    "uint64": np.uint64(2**63 + 5),
+    "bool_": np.True_,
+    "list": [1, 2],
+    "mixed": [1, 2.5, np.float64(3)],
+    "tuple": (1.0, 2.0),
+    "bools": [True, False],
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers(run, name):
+    """The same value of the same type as by Python code, which sees the array that NumPy makes."""
+    x = NUMBERS[name]
+
+    def rank(comm):
+        op = "or" if np.asarray(x).dtype == bool else "max" if name == "large int" else "sum"
+        op = "max" if name == "uint64" else op
+        calls = [lambda: comm.all_reduce(x, op), lambda: comm.all_gather(x)]
+        calls += [] if op == "or" else [lambda: comm.scan(x, op), lambda: comm.reduce(x, op)]
+        for call in calls:
+            slow = call()
+            with without_python(comm):
+                quick = call()
+            assert type(quick) is type(slow)
+            if slow is None:
+                continue
+            assert np.asarray(quick).dtype == np.asarray(slow).dtype
+            assert np.shape(quick) == np.shape(slow)
+            assert np.array_equal(quick, slow)
+            single = type(x) in (bool, int, float, complex) and np.ndim(slow) == 0
+            assert isinstance(slow, np.generic) == single
+        total = comm.all_reduce(x, op)
+        want = np.asarray(x) * (comm.world_size if op == "sum" else 1)
+        return np.array_equal(total, want)
+
+    assert run(2, rank) == [True] * 2
+
+
+@pytest.mark.parametrize(
+    ("x", "text"),
+    [
+        (2**63, "int64 cannot hold"),
+        ([1, 2**63], "int64 cannot hold"),
+        ([1, "a"], "other things than numbers"),
+        ([np.ones(2)], "other things than numbers"),
+        ([1, [2, 3]], "no array"),
+        ("text", "x is"),
+    ],
+)
+def test_what_is_no_number_is_refused_as_before(run, x, text):
+    def rank(comm):
+        for good in (1, [1, 2]):  # its like is remembered
+            comm.all_reduce(good)
+            comm.all_reduce(good)
+        with pytest.raises(ArgumentError, match=text):
+            comm.all_reduce(x)
+        return comm.all_reduce(1)
+
+    assert run(2, rank) == [2, 2]
+
+
+def test_a_number_of_another_type_is_a_mismatch(run):
+    def rank(comm):
+        comm.all_reduce(1.0)
+        comm.all_reduce(1)
+        with pytest.raises(MismatchError, match="dtype"):
+            comm.all_reduce(1.0 if comm.rank else 1)
+        return True
+
+    assert run(2, rank) == [True] * 2

@@ -1,0 +1,140 @@
+#include "bindings/remembered_calls.h"
+
+#include <utility>
+
+#include "bindings/bindings.h"
+#include "bindings/fast_path.h"
+
+namespace py = pybind11;
+namespace pycoll {
+
+namespace {
+
+PyObject* remember(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
+  return guarded([&]() -> PyObject* {
+    if (nargs != 9) throw py::type_error("remember takes 9 arguments");
+    FastcallState& state = *reinterpret_cast<Fastcall*>(self)->state;
+    PyObject* all[kArgs] = {args[1], args[2], args[3], args[4], args[5], args[6], args[7]};
+    CallKey key;
+    CallArrays arrays;
+    if (!make_key(state, all, key, arrays)) Py_RETURN_NONE;
+    RememberedCall entry;
+    entry.key = key;
+    if (state.two != nullptr) {
+      entry.staged = py::cast<std::shared_ptr<StagedCall>>(py::handle(args[0]));
+    } else {
+      entry.call = py::cast<std::shared_ptr<BoundCall>>(py::handle(args[0]));
+    }
+    for (size_t i = 0; i < key.objects.size(); ++i) {
+      entry.kept[i] = py::reinterpret_borrow<py::object>(key.objects[i]);
+    }
+    if (args[8] != Py_None) {
+      ArrayMemory memory;
+      if (!describe_array(state.heap.get(), args[8], true, entry.fresh.emplace(), memory)) {
+        Py_RETURN_NONE;
+      }
+      entry.kept[7] = py::reinterpret_borrow<py::object>(entry.fresh->type);
+    }
+    entry.kept[5] = py::reinterpret_borrow<py::object>(key.x.type);
+    entry.kept[6] = py::reinterpret_borrow<py::object>(key.out.type);
+    const bool closed = state.engine == nullptr && state.mpi == nullptr && state.two == nullptr;
+    if (!closed) state.entries[slot_of(key)] = std::move(entry);  // by another thread, meanwhile
+    Py_RETURN_NONE;
+  });
+}
+
+PyObject* forget(PyObject* self, PyObject*) {
+  FastcallState& state = *reinterpret_cast<Fastcall*>(self)->state;
+  for (RememberedCall& entry : state.entries) entry = RememberedCall();
+  state.engine.reset();
+  state.mpi.reset();
+  state.two.reset();
+  state.heap.reset();
+  Py_RETURN_NONE;
+}
+
+PyObject* create_fastcall(PyTypeObject* type, PyObject* args, PyObject*) {
+  return guarded([&]() -> PyObject* {
+    const auto given = py::reinterpret_borrow<py::tuple>(args);
+    if (given.size() != 10) throw py::type_error("Fastcall takes 10 arguments");
+    auto state = std::make_unique<FastcallState>();
+    if (py::isinstance<TwoLevelEngine>(given[0])) {
+      state->two = given[0].cast<std::shared_ptr<TwoLevelEngine>>();
+    } else if (py::isinstance<MessageEngine>(given[0])) {
+      state->mpi = given[0].cast<std::shared_ptr<MessageEngine>>();
+    } else {
+      state->engine = given[0].cast<std::shared_ptr<Engine>>();
+    }
+    state->heap = given[1].cast<std::shared_ptr<Heap>>();
+    state->slow = given[2];
+    state->site = given[3];
+    state->fail = given[4];
+    state->queued = given[5];
+    state->misused = given[6];
+    state->interrupted = given[7];
+    state->in_flight = given[8];
+    state->flight = given[9];
+    const auto numpy = py::module_::import("numpy");
+    state->number = numpy.attr("number");
+    state->boolean = numpy.attr("bool_");
+    auto* self = reinterpret_cast<Fastcall*>(type->tp_alloc(type, 0));
+    if (self == nullptr) throw py::error_already_set();
+    self->state = state.release();
+    return reinterpret_cast<PyObject*>(self);
+  });
+}
+
+// An algorithm of the user that is kept here may refer to the communicator, and so to this object.
+int traverse_fastcall(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  const FastcallState* state = reinterpret_cast<Fastcall*>(self)->state;
+  if (state == nullptr) return 0;
+  Py_VISIT(state->in_flight.ptr());
+  for (const RememberedCall& entry : state->entries) {
+    for (const py::object& object : entry.kept) Py_VISIT(object.ptr());
+  }
+  return 0;
+}
+
+int clear_fastcall(PyObject* self) {
+  FastcallState* state = reinterpret_cast<Fastcall*>(self)->state;
+  if (state == nullptr) return 0;
+  for (RememberedCall& entry : state->entries) entry = RememberedCall();
+  return 0;
+}
+
+void destroy_fastcall(PyObject* self) {
+  PyObject_GC_UnTrack(self);
+  PyTypeObject* type = Py_TYPE(self);
+  delete reinterpret_cast<Fastcall*>(self)->state;
+  type->tp_free(self);
+  Py_DECREF(type);
+}
+
+}  // namespace
+
+FastcallState& state_of(PyObject* fastcall) {
+  if (Py_TYPE(fastcall)->tp_dealloc != destroy_fastcall) throw py::type_error("not a Fastcall");
+  return *reinterpret_cast<Fastcall*>(fastcall)->state;
+}
+
+void add_fastcall(py::module_& m) {
+  static PyMethodDef methods[] = {
+      {"remember", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(remember)),
+       METH_FASTCALL, "Serve calls like this one on the hot path."},
+      {"forget", forget, METH_NOARGS, "Let go of the engine; every call takes the slow path."},
+      {nullptr, nullptr, 0, nullptr}};
+  static PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void*>(create_fastcall)},
+                                {Py_tp_dealloc, reinterpret_cast<void*>(destroy_fastcall)},
+                                {Py_tp_traverse, reinterpret_cast<void*>(traverse_fastcall)},
+                                {Py_tp_clear, reinterpret_cast<void*>(clear_fastcall)},
+                                {Py_tp_methods, methods},
+                                {0, nullptr}};
+  static PyType_Spec spec = {"pycoll._C.Fastcall", sizeof(Fastcall), 0,
+                             Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, slots};
+  const auto type = py::reinterpret_steal<py::object>(PyType_FromSpec(&spec));
+  if (!type) throw py::error_already_set();
+  m.attr("Fastcall") = type;
+}
+
+}  // namespace pycoll

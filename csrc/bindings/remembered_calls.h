@@ -1,0 +1,79 @@
+// Calls that the hot path from Python remembers, and the Python type whose objects have them; see
+// fast_path.h.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <array>
+#include <limits>
+#include <memory>
+#include <optional>
+
+#include "bindings/arguments.h"
+#include "bindings/python_frame.h"
+#include "engine/engine.h"
+#include "transports/two_level.h"
+
+namespace pycoll {
+
+inline constexpr size_t kSlots = 256;  // direct-mapped
+inline constexpr intptr_t kApart = std::numeric_limits<intptr_t>::min();
+
+// What must be the same for a remembered call to serve again. Objects are compared by identity.
+struct CallKey {
+  std::array<PyObject*, 5> objects{};  // kind, op, root, order, algorithm
+  ArrayKey x, out;
+  intptr_t shift = kApart;  // bytes from x to out where they overlap
+
+  bool operator==(const CallKey& other) const {
+    return same(objects.data(), other.objects.data(), static_cast<int>(objects.size())) &&
+           x == other.x && out == other.out && shift == other.shift;
+  }
+};
+
+struct RememberedCall {
+  CallKey key;
+  std::shared_ptr<const BoundCall> call;
+  std::shared_ptr<const StagedCall> staged;  // instead of `call`
+  std::optional<ArrayKey> fresh;             // the result to allocate
+  pybind11::object kept[8];                  // references to what the keys point to
+
+  bool serves(const CallKey& other) const {
+    return (call != nullptr || staged != nullptr) && key == other;
+  }
+};
+
+struct FastcallState {
+  std::shared_ptr<Engine> engine;
+  std::shared_ptr<MessageEngine> mpi;   // instead of `engine`
+  std::shared_ptr<TwoLevelEngine> two;  // likewise
+  std::shared_ptr<Heap> heap;
+  pybind11::object number, boolean;  // numpy.number and numpy.bool_
+  // Weak references to bound methods.
+  pybind11::object slow, site, fail, queued, misused, interrupted;
+  pybind11::object in_flight,
+      flight;  // what keeps the arrays of queued calls, and the type for one
+  std::array<RememberedCall, kSlots> entries;
+  KnownPlaces sites;
+};
+
+struct Fastcall {
+  PyObject_HEAD FastcallState* state;
+};
+
+// The arrays of a call, and what keeps them.
+struct CallArrays {
+  ArrayMemory in, out;
+  pybind11::object x, result;
+};
+
+// Which entry is for calls like this one.
+size_t slot_of(const CallKey& key);
+
+// Describes a call; false if only Python code can serve it.
+bool make_key(const FastcallState& state, PyObject* const* args, CallKey& key, CallArrays& arrays);
+
+// Throws TypeError if it is none.
+FastcallState& state_of(PyObject* fastcall);
+
+}  // namespace pycoll

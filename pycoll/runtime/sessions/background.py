@@ -1,0 +1,64 @@
+"""Calls in the background: the part of a session that queues them and lets go of their arrays."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from pycoll.errors import CollError
+from pycoll.runtime.arrays.symmetric_memory import Memory
+from pycoll.runtime.calls.prepared import Prepared
+from pycoll.runtime.calls.work import QueuedCall, Work
+
+
+class QueuedCalls:
+    """The methods of `pycoll.runtime.sessions.session.Session` behind ``async_op``."""
+
+    memory: Memory
+    engine: Any
+    guard: Any
+    error: Any
+    interrupted: Any
+    _engine: Any
+    _in_flight: deque[QueuedCall]
+    _adrift: list[Any]
+
+    def _enqueue(self, prepared: Prepared, *args: Any) -> Work:
+        """Put a call in the queue; ``args`` are for the engine."""
+        queued = QueuedCall()
+        queued.keep, queued.result = prepared, prepared.result
+        try:
+            self._in_flight.append(queued)
+            queued.ticket = self.guard(self.engine.submit, prepared.binding, *args)
+            for part in prepared.registered:
+                self.memory.lend(part, self.engine, queued.ticket)
+            return self._queued(queued)
+        except CollError:
+            queued.ended = queued.ticket is None  # the engine has not taken it
+            raise
+        except BaseException as error:  # a signal handler's: it ends the communicator, as in a call
+            self._adrift.append((prepared, self.memory.hold(prepared.registered)))
+            queued.ended = queued.ticket is None
+            self.interrupted(error)
+            raise
+
+    def _queued(self, queued: QueuedCall) -> Work:
+        """Return the work of a call that is in the queue."""
+        self.sweep()
+        return Work(self, queued)
+
+    def sweep(self) -> None:
+        """Let go of the arrays of calls that have ended; any thread may, while others do."""
+        engine = self._engine
+        while self._in_flight and engine is not None:
+            try:
+                queued = self._in_flight[0]
+                if not queued.take_outcome(engine, self.error):
+                    return
+                self._let_go(queued)
+                self._in_flight.remove(queued)
+            except (IndexError, ValueError):
+                continue  # another thread has removed it
+
+    def _let_go(self, queued: QueuedCall) -> None:
+        queued.let_go()
