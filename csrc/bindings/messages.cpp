@@ -64,6 +64,54 @@ std::shared_ptr<MessageEngine> make_message_engine(std::shared_ptr<Transport> ap
                                          options);
 }
 
+// A message as it usually is: a plain array of a known type, and numbers in range.
+struct PlainMessage {
+  PlainArray array;
+  int32_t peer;
+  uint32_t tag;
+};
+
+std::optional<PlainMessage> plain_message(const py::handle& x, const py::dict& types, bool incoming,
+                                          const py::handle& peer, uint32_t ranks,
+                                          const py::handle& tag) {
+  const auto rank = plain_number(peer, incoming ? -1 : 0, ranks);
+  const auto label = plain_number(tag, 0, kTags);
+  const auto array = rank && label ? plain_array(x, types, incoming) : std::nullopt;
+  if (!array) return std::nullopt;
+  return PlainMessage{*array, static_cast<int32_t>(*rank), static_cast<uint32_t>(*label)};
+}
+
+// Adds put(x, types, dst, tag, timeout_s), which returns whether it has sent the message, and
+// take(x, types, src, tag, timeout_s), which returns its sender: of what is usual. Of anything else
+// they do nothing.
+template <typename Box, typename Class>
+void add_plain_messages(Class& cls) {
+  using namespace pybind11::literals;
+  cls.def(
+         "put",
+         [](Box& box, const py::handle& x, const py::dict& types, const py::handle& dst,
+            const py::handle& tag, double timeout_s) {
+           const auto m = plain_message(x, types, false, dst, box.world_size(), tag);
+           if (!m) return false;
+           const Unlocked unlocked;
+           box.send(m->array.data, m->array.nbytes, m->array.type, uint32_t(m->peer), m->tag,
+                    timeout_s);
+           return true;
+         },
+         "x"_a, "types"_a, "dst"_a, "tag"_a, "timeout_s"_a)
+      .def(
+          "take",
+          [](Box& box, const py::handle& x, const py::dict& types, const py::handle& src,
+             const py::handle& tag, double timeout_s) -> std::optional<uint32_t> {
+            const auto m = plain_message(x, types, true, src, box.world_size(), tag);
+            if (!m) return std::nullopt;
+            const Unlocked unlocked;
+            return box.recv(m->array.data, m->array.nbytes, m->array.type, m->peer, m->tag,
+                            timeout_s);
+          },
+          "x"_a, "types"_a, "src"_a, "tag"_a, "timeout_s"_a);
+}
+
 py::dict notice_report(uint32_t rank, const Notice& notice, uint64_t iteration) {
   py::dict out;
   const bool known = notice.kind != 0;
@@ -206,6 +254,8 @@ void bind_p2p(py::module_& m) {
   mailboxes.def(made<Mailboxes, std::shared_ptr<Engine>, Offers>(), "engine"_a,
                 "offers"_a = Offers::kNever);
   add_send_recv<Mailboxes, double>(mailboxes);
+  add_plain_messages<Mailboxes>(mailboxes);
+  using Exchanged = std::tuple<uint32_t, Postbox::Ticket, Postbox::Ticket>;
   OwnedClass<Postbox> postbox(m, "Postbox");
   postbox
       .def(made<Postbox, std::shared_ptr<Engine>, Offers>(), "engine"_a,
@@ -215,26 +265,56 @@ void bind_p2p(py::module_& m) {
           "post",
           [](Postbox& box, const py::handle& x, const py::dict& types, const py::handle& dst,
              const py::handle& tag) -> std::optional<Postbox::Ticket> {
-            const auto peer = plain_number(dst, 0, box.world_size());
-            const auto label = plain_number(tag, 0, kTags);
-            const auto array = peer && label ? plain_array(x, types, false) : std::nullopt;
-            if (!array) return std::nullopt;
+            const auto m = plain_message(x, types, false, dst, box.world_size(), tag);
+            if (!m) return std::nullopt;
             const Unlocked unlocked;
-            return box.send(array->data, array->nbytes, array->type, static_cast<uint32_t>(*peer),
-                            static_cast<uint32_t>(*label));
+            return box.send(m->array.data, m->array.nbytes, m->array.type, uint32_t(m->peer),
+                            m->tag);
           },
           "x"_a, "types"_a, "dst"_a, "tag"_a)
+      .def(  // both ways at once: the sender of what has come; or the tickets of what comes and
+             // goes
+          "exchange",
+          [](Postbox& box, const py::handle& x, const py::handle& out, const py::dict& types,
+             const py::handle& dst, const py::handle& src, const py::handle& tag,
+             const py::handle& recv_tag, double timeout_s) -> std::optional<Exchanged> {
+            const auto going = plain_message(x, types, false, dst, box.world_size(), tag);
+            const auto coming = plain_message(out, types, true, src, box.world_size(), recv_tag);
+            if (!going || !coming || going->array.data == coming->array.data) return std::nullopt;
+            const Unlocked unlocked;
+            const auto& [to, from] = std::pair(going->array, coming->array);
+            const auto first =
+                box.recv(from.data, from.nbytes, from.type, coming->peer, coming->tag);
+            try {
+              const auto second =
+                  box.send(to.data, to.nbytes, to.type, uint32_t(going->peer), going->tag);
+              if (second != 0) return Exchanged(0, first, second);
+              return Exchanged(box.wait(first, timeout_s), 0, 0);
+            } catch (...) {
+              box.forget(first);
+              throw;
+            }
+          },
+          "x"_a, "out"_a, "types"_a, "dst"_a, "src"_a, "tag"_a, "recv_tag"_a, "timeout_s"_a)
+      .def(
+          "expect",
+          [](Postbox& box, const py::handle& x, const py::dict& types, const py::handle& src,
+             const py::handle& tag) -> std::optional<Postbox::Ticket> {
+            const auto m = plain_message(x, types, true, src, box.world_size(), tag);
+            if (!m) return std::nullopt;
+            const Unlocked unlocked;
+            return box.recv(m->array.data, m->array.nbytes, m->array.type, m->peer, m->tag);
+          },
+          "x"_a, "types"_a, "src"_a, "tag"_a)
       .def(
           "take",
           [](Postbox& box, const py::handle& x, const py::dict& types, const py::handle& src,
              const py::handle& tag, double timeout_s) -> std::optional<uint32_t> {
-            const auto peer = plain_number(src, -1, box.world_size());
-            const auto label = plain_number(tag, 0, kTags);
-            const auto array = peer && label ? plain_array(x, types, true) : std::nullopt;
-            if (!array) return std::nullopt;
+            const auto m = plain_message(x, types, true, src, box.world_size(), tag);
+            if (!m) return std::nullopt;
             const Unlocked unlocked;
-            return box.take(array->data, array->nbytes, array->type, static_cast<int32_t>(*peer),
-                            static_cast<uint32_t>(*label), timeout_s);
+            return box.take(m->array.data, m->array.nbytes, m->array.type, m->peer, m->tag,
+                            timeout_s);
           },
           "x"_a, "types"_a, "src"_a, "tag"_a, "timeout_s"_a);
   add_postbox_methods<Postbox>(postbox);
@@ -242,6 +322,7 @@ void bind_p2p(py::module_& m) {
   message_postbox.def(made<MessagePostbox, std::shared_ptr<MessageEngine>>(), "engine"_a)
       .def_property_readonly("given_up", &MessagePostbox::given_up);
   add_send_recv<MessagePostbox, double>(message_postbox);
+  add_plain_messages<MessagePostbox>(message_postbox);
   add_postbox_methods<MessagePostbox>(message_postbox);
 }
 

@@ -62,6 +62,8 @@ class Mailboxes {
   // `offers`: never where ranks are threads.
   explicit Mailboxes(std::shared_ptr<Engine> engine, Offers offers = Offers::kNever);
 
+  uint32_t world_size() const { return world_size_; }
+
   // Smallest useful size of a mailbox, in bytes.
   static constexpr uint64_t kMinBytes = 1024;
 

@@ -144,6 +144,7 @@ class MessageEngine {
   MessageLink& link() { return link_; }
   // See Engine.
   void share_cores(Sharing sharing);
+  uint32_t world_size() const { return world_size_; }
   const WaitPolicy& policy() const { return policy_; }
   // What waits sleep on: the transport, which may wake them.
   Bell bell() const { return {.alarm = api_.get()}; }

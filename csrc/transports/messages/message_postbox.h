@@ -37,6 +37,8 @@ class MessagePostbox {
   MessagePostbox(const MessagePostbox&) = delete;
   MessagePostbox& operator=(const MessagePostbox&) = delete;
 
+  uint32_t world_size() const { return engine_->world_size(); }
+
   // See Postbox.
   Ticket send(const void* data, uint64_t nbytes, uint32_t type, uint32_t dst, uint32_t tag);
   Ticket recv(void* data, uint64_t nbytes, uint32_t type, int32_t src, uint32_t tag);

@@ -25,12 +25,15 @@ class MessageInfo(NamedTuple):
 class MessageWork(Work):
     """A message in the background; its array is kept alive until it is done."""
 
+    _error: CollError | None = None
+    _source: int | None = None
+
     def __init__(self, session: Any, ticket: int, memory: Any, sends: bool) -> None:
         """Hold on to a message in the postbox; ticket 0 stands for one that has been sent."""
-        self._session, self._ticket, self._memory = session, ticket, memory
-        self._sends, self._error, self._source = sends, None, None
         self._ended = ticket == 0
         if not self._ended:
+            self._session, self._ticket, self._memory = session, ticket, memory
+            self._sends = sends
             session.under_way.add(self)
 
     def done(self) -> bool:
@@ -56,11 +59,13 @@ class MessageWork(Work):
             CollTimeout: If it is not done in time; it goes on and may be waited for again.
             CollError: What the blocking call would have raised.
         """
-        session = self._session
-        limit = session.limit(None) if timeout is None else check_timeout(timeout, zero=True)
+        limit = None if timeout is None else check_timeout(timeout, zero=True)
         if not self._ended:
+            session = self._session
             try:
-                source = session.messaging(session.postbox().wait, self._ticket, limit)
+                source = session.awaited(
+                    self._ticket, session.limit(None) if limit is None else limit
+                )
                 self._source = None if self._sends else source
             except (CollTimeout, ConcurrentUseError):
                 raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -34,17 +34,30 @@ class TaggedMessages:
 
     def send(self, x: Any, dst: int, tag: int, timeout: float | None) -> None:
         """See `pycoll.Communicator.send`."""
+        limit = self.config.timeout_s if timeout is None else self._limit(timeout)
+        ticket = None
+        try:
+            if self._quick is not None:
+                ticket = self._quick.post(x, _CODES, dst, tag)
+            elif self._postbox is None and self._mailboxes.put(x, _CODES, dst, tag, limit):
+                return
+        except BaseException as error:
+            self._message_failed(error, x)
+        if ticket is not None:
+            if ticket:
+                self._wait_or_abort(MessageWork(self, ticket, x, True), limit)
+            return
         x, *message = self._to_send(x, dst, tag)
-        self.deliver(x, message, self._limit(timeout))
+        self.deliver(x, message, limit)
 
     def recv(self, x: Any, src: int, tag: int, timeout: float | None) -> int:
         """See `pycoll.Communicator.recv`."""
-        limit = self._limit(timeout)
-        if self._quick is not None:
+        limit = self.config.timeout_s if timeout is None else self._limit(timeout)
+        if self._quick is not None or self._postbox is None:
             try:
-                source = self._quick.take(x, _CODES, src, tag, limit)
-            except _C.EngineError as error:
-                raise self.error(*error.args) from None
+                source = (self._quick or self._mailboxes).take(x, _CODES, src, tag, limit)
+            except BaseException as error:
+                self._message_failed(error)
             if source is not None:
                 return source
         if tag == ANY_TAG:
@@ -57,8 +70,8 @@ class TaggedMessages:
         if self._quick is not None:
             try:
                 ticket = self._quick.post(x, _CODES, dst, tag)
-            except _C.EngineError as error:
-                raise self.error(*error.args) from None
+            except BaseException as error:
+                self._message_failed(error)
             if ticket is not None:
                 return MessageWork(self, ticket, x, True)
         x, *message = self._to_send(x, dst, tag)
@@ -66,6 +79,13 @@ class TaggedMessages:
 
     def irecv(self, x: Any, src: int, tag: int) -> MessageWork:
         """See `pycoll.Communicator.irecv`."""
+        if self._quick is not None:
+            try:
+                ticket = self._quick.expect(x, _CODES, src, tag)
+            except BaseException as error:
+                self._message_failed(error)
+            if ticket is not None:
+                return MessageWork(self, ticket, x, False)
         return self._received(x, self._to_receive(x, src, tag))
 
     def sendrecv(
@@ -80,8 +100,19 @@ class TaggedMessages:
         """See `pycoll.Communicator.sendrecv`."""
         if dst is None or src is None:
             return one_way(self, x, dst, out, src, tags, timeout)
+        limit = self._limit(timeout)
+        if self._postbox is None:
+            self.postbox()
+        if self._quick is not None:
+            try:
+                found = self._quick.exchange(x, out, _CODES, dst, src, *tags, limit)
+            except BaseException as error:
+                self._message_failed(error)
+            if found is not None:
+                source, coming, going = found
+                return self._finish_exchange(coming, going, x, limit) if going else source
         x, *message = self._to_send(x, dst, tags[0])
-        coming, limit = self._to_receive(out, src, tags[1]), self._limit(timeout)
+        coming = self._to_receive(out, src, tags[1])
         if _C.address(x) == coming[0]:
             x = x.copy()
             message[0] = _C.address(x)
@@ -92,6 +123,16 @@ class TaggedMessages:
         except BaseException:  # the caller may change `out` then
             if self._engine is not None:
                 received.forget()
+            raise
+
+    def _finish_exchange(self, coming: int, going: int, x: Any, limit: float) -> int:
+        """Wait for two messages in the postbox; return who sent the one that comes."""
+        try:
+            self._wait_or_abort(MessageWork(self, going, x, True), limit)
+            return self.awaited(coming, limit)
+        except BaseException:  # the caller may change the array then
+            if self._quick is not None:
+                self._quick.forget(coming)
             raise
 
     def probe(self, src: int, tag: int, limit: float) -> MessageInfo:
@@ -131,9 +172,27 @@ class TaggedMessages:
             work.forget()
             raise
 
+    def awaited(self, ticket: int, limit: float) -> int:
+        """Wait for a message in the postbox; return the sender of one that comes."""
+        try:
+            source: int = self.postbox().wait(ticket, limit)
+        except BaseException as error:
+            self._message_failed(error)
+        return source
+
     def messaging(self, function: Any, *args: Any) -> Any:
         """Call what moves messages, and turn its failures into pycoll's exceptions."""
         return self.guard(function, *args)
+
+    def _message_failed(self, error: BaseException, sent: Any = None) -> NoReturn:
+        """Raise what a message that has failed raises."""
+        if sent is not None:
+            self.abandon(sent)
+        _ = self.boxes()  # raises CommClosed
+        if isinstance(error, _C.EngineError):
+            self.messaging(_fail, *error.args)
+        self.messaging(_raise, error)
+        raise error
 
     def limit(self, timeout: float | None) -> float:
         """Return the seconds that a call may take."""
@@ -218,6 +277,15 @@ class TaggedMessages:
         if not _is_integer(tag) or not 0 <= tag <= _MAX_TAG:
             raise ArgumentError(f"tag={tag!r}; accepted: 0 to {_MAX_TAG}")
         return int(tag)
+
+
+def _fail(kind: str, text: str) -> NoReturn:
+    """Raise an error of the engine that no frame refers to: a cycle would keep the array."""
+    raise _C.EngineError(kind, text)
+
+
+def _raise(error: BaseException) -> NoReturn:
+    raise error
 
 
 def one_way(

@@ -62,7 +62,12 @@ def test_shifts(run):
     assert all(run(3, ranks))
 
 
-def test_a_failed_send_ends_the_receive(run):
+@pytest.mark.parametrize(
+    ("x", "part"),
+    [(np.ones((3, 2))[:, 0], "_sent"), (np.ones(1 << 18), "_wait_or_abort")],
+    ids=["scattered", "large"],
+)
+def test_a_failed_send_ends_the_receive(run, x, part):
     """What comes afterwards goes to the next receive, not into the array of the failed call."""
 
     def ranks(comm):
@@ -75,10 +80,11 @@ def test_a_failed_send_ends_the_receive(run):
             raise PeerLeft("rank 1 has left")
 
         out, later = np.zeros(3), np.zeros(3)
-        send, comm._session._sent = comm._session._sent, fails
+        send = getattr(comm._session, part)
+        setattr(comm._session, part, fails)
         with pytest.raises(PeerLeft):
-            comm.sendrecv(np.ones(3), 1, out, 1)
-        comm._session._sent = send
+            comm.sendrecv(x, 1, out, 1)
+        setattr(comm._session, part, send)
         comm.barrier()
         comm.recv(later, 1, timeout=20)
         return out.tolist() == [0] * 3 and later.tolist() == [7] * 3
