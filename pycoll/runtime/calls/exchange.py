@@ -54,16 +54,32 @@ def exchange(
 
 
 def _prepare(session: Session, kind: Kind, row: np.ndarray) -> tuple[Any, Any, Prepared]:
-    """Return memory for a row and for those of all ranks, and the call that fills it.
-
-    It is no memory of NumPy's, which may be symmetric, and returns to the system when it is freed.
-    """
-    own, table = (
-        np.frombuffer(bytearray(rows * row.nbytes), row.dtype).reshape(rows, row.size)
-        for rows in (1, session.world_size)
-    )
+    """Return memory for a row and for those of all ranks, and the call that fills it."""
+    own, table = (_rows(rows, row) for rows in (1, session.world_size))
     request = CallRequest(Kind.ALL_GATHER, within=kind)
     return own, table, session.prepare(request, own, table)
+
+
+def spread(session: Session, root: int, row: np.ndarray, limit: float) -> np.ndarray:
+    """Return the root's row of numbers on every rank: a broadcast that is a part of a call."""
+    key = Kind.BROADCAST, root, row.dtype.char, row.size
+    kept = session.kept.pop(key, None)  # see `exchange`
+    own, prepared = kept or session.refusing(lambda: _prepare_spread(session, root, row))
+    if session.rank == root:
+        own[0] = row
+    session.start(prepared, limit, False)
+    session.kept[key] = own, prepared
+    return own[0].copy()
+
+
+def _prepare_spread(session: Session, root: int, row: np.ndarray) -> tuple[Any, Prepared]:
+    own = _rows(1, row)
+    return own, session.prepare(CallRequest(Kind.BROADCAST, root=root), own, own)
+
+
+def _rows(count: int, row: np.ndarray) -> np.ndarray:
+    """Return memory for rows; none of NumPy's, which may be symmetric, and is not given back."""
+    return np.frombuffer(bytearray(count * row.nbytes), row.dtype).reshape(count, row.size)
 
 
 def exchange_texts(session: Session, kind: Kind, text: str, limit: float) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,8 +22,7 @@ _COLLECTIVES = {kind: kind.name.lower().removesuffix("_v") for kind in Kind}
 _COLLECTIVES[Kind.BARRIER] = "all_reduce"
 
 
-@dataclass(frozen=True)
-class CallRequest:
+class CallRequest(NamedTuple):
     """What the caller asked for, apart from the arrays."""
 
     # kind, op, root, order, algorithm: see `pycoll.Communicator`

@@ -8,7 +8,6 @@ import functools
 import weakref
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -188,7 +187,7 @@ class Session(QueuedCalls, TaggedMessages):
             return side.call(request, x, out, limit, later, stream)
         function = function_for(kind, op, x)
         if function is not None:
-            request = replace(request, op=function)
+            request = request._replace(op=function)
             return reduce_with(self, request, x, out, limit, later)
         prepared = self.refusing(lambda: self.prepare(request, x, out))
         result = self.start(prepared, limit, later)

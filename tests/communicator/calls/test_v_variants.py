@@ -7,7 +7,8 @@ import pytest
 
 import oracle
 from pycoll.errors import ArgumentError, MismatchError, PeerRejected
-from pycoll.testing import run_threads
+from pycoll.runtime.calls import v_variants
+from pycoll.testing import run_processes, run_threads
 
 COUNTS = [
     [3, 3, 3],
@@ -286,3 +287,47 @@ def test_the_first_call_in_a_block_of_symmetric_memory(run):
         return wrong + turn(comm, 1, "int32", None) + turn(comm, 0, "int32", None)
 
     assert run(2, rank) == [[], []]
+
+
+def test_a_call_with_the_sizes_of_before_only_compares_them(monkeypatch):
+    """One rank may have other sizes than before: then all ranks look again."""
+
+    def rank(comm):
+        me, n = comm.rank, comm.world_size
+        calls = {
+            "all_gather_v": lambda x: comm.all_gather_v(x),
+            "gather_v": lambda x: comm.gather_v(x, n - 1),
+            "all_to_all_v": lambda x: comm.all_to_all_v(x, [len(x) - n + 1] + [1] * (n - 1)),
+        }
+
+        def looks(*_):
+            raise AssertionError("the call was looked at again")
+
+        def wrong(name, rows):
+            got = calls[name](np.full((rows[me], 2), 10.0 * me))
+            if name == "all_to_all_v":
+                rows = [r - n + 1 if me == 0 else 1 for r in rows]
+            want = np.concatenate([np.full((r, 2), 10.0 * i) for i, r in enumerate(rows)])
+            if name == "gather_v" and me != n - 1:
+                return got is not None
+            return not np.array_equal(got, want)
+
+        found = []
+        for name in calls:
+            rows = [n + r for r in range(n)]
+            others = [*rows[:-1], 2 * n + 5]  # of the last rank only
+            found += [wrong(name, rows), wrong(name, rows)]
+            with monkeypatch.context() as patch:
+                patch.setattr(v_variants, "_arrays", looks)
+                found.append(wrong(name, rows))
+            found += [wrong(name, others), wrong(name, rows), wrong(name, others)]
+            with pytest.raises(MismatchError, match="dtype"):
+                calls[name](np.zeros((rows[me], 2), np.int32 if me == n - 1 else np.float64))
+            found.append(wrong(name, rows))
+        comm.all_to_all_v(np.zeros(n), [1] * n)
+        with pytest.raises(ArgumentError, match="integers"):
+            comm.all_to_all_v(np.zeros(n), [1.0] * n)
+        return found
+
+    for n in (2, 3):
+        assert run_processes(n, rank) == [[False] * 21] * n
