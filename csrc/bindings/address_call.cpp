@@ -23,7 +23,6 @@
 #include "bindings/bindings.h"
 #include "bindings/dlpack.h"
 #include "bindings/fast_path.h"
-#include "bindings/gil.h"
 #include "bindings/python_frame.h"
 
 namespace py = pybind11;

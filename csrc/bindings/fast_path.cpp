@@ -7,7 +7,7 @@
 #include <optional>
 #include <type_traits>
 
-#include "bindings/gil.h"
+#include "bindings/bindings.h"
 #include "bindings/remembered_calls.h"
 
 namespace py = pybind11;

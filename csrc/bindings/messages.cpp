@@ -6,7 +6,6 @@
 
 #include "bindings/arguments.h"
 #include "bindings/bindings.h"
-#include "bindings/gil.h"
 #include "bindings/owned_class.h"
 #include "p2p/mailbox.h"
 #include "p2p/postbox.h"

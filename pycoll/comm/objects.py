@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from pycoll.comm.messages import ANY
-from pycoll.runtime.calls import objects
 from pycoll.runtime.calls.methods import reports_misuse
+from pycoll.runtime.calls.parts import objects
 from pycoll.runtime.sessions.session import Session
 from pycoll.types import Kind
 

@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from pycoll.runtime.calls import v_variants
 from pycoll.runtime.calls.methods import reports_misuse
+from pycoll.runtime.calls.parts import v_variants
 from pycoll.runtime.sessions.session import Session
 from pycoll.types import Kind
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from pycoll.errors import ArgumentError, CollError
-from pycoll.runtime.calls.encoding import unpack
+from pycoll.runtime.calls.parts.encoding import unpack
 
 START_S = 60.0
 END_S = 10.0  # for an interrupted cell, and for ranks to end

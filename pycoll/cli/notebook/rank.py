@@ -20,7 +20,7 @@ from typing import Any
 import pycoll
 from pycoll.cli.job.rank_main import is_consequence, one_line
 from pycoll.comm.other_names import explain
-from pycoll.runtime.calls.encoding import pack
+from pycoll.runtime.calls.parts.encoding import pack
 
 GRACE_S = 5.0  # for a cell to end when the notebook is gone
 

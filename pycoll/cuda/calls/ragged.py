@@ -1,7 +1,8 @@
 """The v-variants on devices: blocks whose sizes differ, by plans with tables of where chunks lie.
 
-Between processes `pycoll.runtime.calls.v_variants` exchanges the sizes on the host, whatever arrays
-are; `DeviceRows` is what it does with those on a device. They go through the staging buffers.
+Between processes `pycoll.runtime.calls.parts.v_variants` exchanges the sizes on the host, wherever
+arrays are; `DeviceRows` is what it does with those on a device. They go through the staging
+buffers.
 Virtual ranks know all sizes, and work on arrays where they are.
 """
 
@@ -38,7 +39,7 @@ def apart(source: ArrayView, target: ArrayView | None, stream: int) -> ArrayView
 
 
 class DeviceRows:
-    """Arrays of one call on a device; see `pycoll.runtime.calls.v_variants.HostRows`."""
+    """Arrays of one call on a device; see `pycoll.runtime.calls.parts.v_variants.HostRows`."""
 
     def __init__(self, side: Any) -> None:
         """Take part on a `pycoll.cuda.calls.side.DeviceSide`, on CuPy's current stream."""

@@ -16,7 +16,7 @@ import numpy as np
 from pycoll.algorithms import ALGORITHMS
 from pycoll.config import VERSION, check_timeout
 from pycoll.errors import CollError, MismatchError, TransportError
-from pycoll.runtime.calls.exchange import exchange_texts
+from pycoll.runtime.calls.parts.exchange import exchange_texts
 from pycoll.runtime.sessions.reports import blame
 from pycoll.runtime.sessions.session import Session
 from pycoll.types import DType, Kind

@@ -9,7 +9,7 @@ import numpy as np
 from pycoll import _C
 from pycoll.config import Config, Launch
 from pycoll.errors import ArgumentError, CollError, CollTimeout, TransportError, in_words
-from pycoll.runtime.calls.exchange import exchange, in_parts
+from pycoll.runtime.calls.parts.exchange import exchange, in_parts
 from pycoll.runtime.sessions.message_session import MpiSession
 from pycoll.runtime.sessions.reports import raising
 from pycoll.runtime.sessions.session import Session

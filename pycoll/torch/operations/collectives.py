@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 from pycoll.errors import ArgumentError
-from pycoll.runtime.calls import v_variants
+from pycoll.runtime.calls.parts import v_variants
 from pycoll.torch.calls.caller import Caller, Job
 from pycoll.torch.errors import BackendTimeout, in_words_of_gloo
 from pycoll.torch.operations.arguments import (

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch._C import _distributed_c10d as c10d
 
-from pycoll.runtime.calls import v_variants
+from pycoll.runtime.calls.parts import v_variants
 from pycoll.torch.calls.caller import Job
 from pycoll.torch.operations.arguments import (
     check_count,

@@ -16,7 +16,7 @@ from torch._C import _distributed_c10d as c10d
 
 from pycoll import _C
 from pycoll.errors import ArgumentError
-from pycoll.runtime.calls import v_variants
+from pycoll.runtime.calls.parts import v_variants
 from pycoll.runtime.calls.prepared import Prepared
 from pycoll.torch.operations.arguments import contribution
 from pycoll.torch.operations.collectives import Collectives

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pycoll.errors import ArgumentError, PeerRejected
-from pycoll.runtime.calls.encoding import pack, unpack
+from pycoll.runtime.calls.parts.encoding import pack, unpack
 from pycoll.testing import run_processes, run_threads
 
 DATA = {

@@ -7,7 +7,7 @@ import pytest
 
 import oracle
 from pycoll.errors import ArgumentError, MismatchError, PeerRejected
-from pycoll.runtime.calls import v_variants
+from pycoll.runtime.calls.parts import v_variants
 from pycoll.testing import run_processes, run_threads
 
 COUNTS = [

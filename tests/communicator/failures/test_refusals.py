@@ -10,7 +10,7 @@ import pytest
 
 from pycoll.algorithms import find
 from pycoll.errors import CommClosed, PeerRejected, Revoked
-from pycoll.runtime.calls import v_variants
+from pycoll.runtime.calls.parts import v_variants
 from pycoll.runtime.startup import make_groups
 from pycoll.testing import run_processes
 

@@ -35,8 +35,8 @@ from pycoll.runtime.arrays.ragged_blocks import (
     gathered,
     scattered,
 )
-from pycoll.runtime.calls import repeated_v
-from pycoll.runtime.calls.exchange import exchange, exchange_texts, in_parts
+from pycoll.runtime.calls.parts import repeated
+from pycoll.runtime.calls.parts.exchange import exchange, exchange_texts, in_parts
 from pycoll.runtime.calls.prepared import CallRequest, Prepared, table_spec
 from pycoll.runtime.sessions.reports import blame
 from pycoll.runtime.sessions.session import Session
@@ -242,8 +242,8 @@ def gather(
     ``known``, the rows of each rank, which all ranks know, nothing is exchanged.
     """
     alike = known is expected is dtype_name  # all None
-    key = repeated_v.key_of(kind, x, out, root) if alike else None
-    done, table = repeated_v.again(session, kind, key, x, timeout)
+    key = repeated.key_of(kind, x, out, root) if alike else None
+    done, table = repeated.again(session, kind, key, x, timeout)
     if done:
         return table
     where = _arrays(session, x, out)
@@ -272,7 +272,7 @@ def gather(
     found = where.run(session, (request, name), given, target, blocks, result, limit)
     if key is not None and table is not None:
         bound = _bound(session, request, name, given, *blocks)
-        repeated_v.remember(session, key, row, table, (bound, result))
+        repeated.remember(session, key, row, table, (bound, result))
     return found
 
 
@@ -346,8 +346,8 @@ def all_to_all(
     """
     kind = Kind.ALL_TO_ALL_V
     alike = expected is dtype_name and not known
-    key = repeated_v.key_of(kind, x, out, counts) if alike else None
-    done, table = repeated_v.again(session, kind, key, x, timeout)
+    key = repeated.key_of(kind, x, out, counts) if alike else None
+    done, table = repeated.again(session, kind, key, x, timeout)
     if done:
         return table
     where = _arrays(session, x, out)
@@ -370,7 +370,7 @@ def all_to_all(
     found = where.run(session, (request, "direct"), given, target, blocks, result, limit)
     if key is not None and table is not None:
         bound = _bound(session, request, "direct", given, *blocks)
-        repeated_v.remember(session, key, row, table, (bound, result))
+        repeated.remember(session, key, row, table, (bound, result))
     return found
 
 

@@ -57,7 +57,7 @@ def _prepare(session: Session, kind: Kind, row: np.ndarray) -> tuple[Any, Any, P
     """Return memory for a row and for those of all ranks, and the call that fills it."""
     own, table = (_rows(rows, row) for rows in (1, session.world_size))
     request = CallRequest(Kind.ALL_GATHER, within=kind)
-    return own, table, session.prepare(request, own, table)
+    return own, table, _again(session, session.prepare(request, own, table))
 
 
 def spread(session: Session, root: int, row: np.ndarray, limit: float) -> np.ndarray:
@@ -74,7 +74,12 @@ def spread(session: Session, root: int, row: np.ndarray, limit: float) -> np.nda
 
 def _prepare_spread(session: Session, root: int, row: np.ndarray) -> tuple[Any, Prepared]:
     own = _rows(1, row)
-    return own, session.prepare(CallRequest(Kind.BROADCAST, root=root), own, own)
+    return own, _again(session, session.prepare(CallRequest(Kind.BROADCAST, root=root), own, own))
+
+
+def _again(session: Session, prepared: Prepared) -> Prepared:
+    prepared.address_call = session.address_call(prepared.binding)
+    return prepared
 
 
 def _rows(count: int, row: np.ndarray) -> np.ndarray:

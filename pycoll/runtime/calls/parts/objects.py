@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from pycoll.errors import ArgumentError
-from pycoll.runtime.calls import v_variants
-from pycoll.runtime.calls.encoding import pack, unpack
-from pycoll.runtime.calls.exchange import exchange, in_parts, spread
+from pycoll.runtime.calls.parts import v_variants
+from pycoll.runtime.calls.parts.encoding import pack, unpack
+from pycoll.runtime.calls.parts.exchange import exchange, in_parts, spread
 from pycoll.runtime.calls.prepared import CallRequest
 from pycoll.runtime.sessions.session import Session
 from pycoll.types import Kind

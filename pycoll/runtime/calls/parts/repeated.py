@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pycoll import _C
-from pycoll.runtime.calls.exchange import exchange
+from pycoll.runtime.calls.parts.exchange import exchange
 from pycoll.runtime.calls.prepared import Prepared
 from pycoll.runtime.sessions.session import Session
 from pycoll.types import Kind
@@ -26,6 +26,7 @@ class Repeated(NamedTuple):
     table: bytes  # what all ranks said
     binding: _C.BoundCall
     shape: tuple[int, ...] | None  # of the result; None where there is none
+    address_call: _C.AddressCall | None
 
 
 def key_of(kind: Kind, x: Any, out: Any, *options: Any) -> Key | None:
@@ -70,7 +71,9 @@ def again(
 def _prepare(call: Repeated, x: np.ndarray) -> Prepared:
     result = None if call.shape is None else np.empty(call.shape, x.dtype)
     target = 0 if result is None else _C.address(result)
-    return Prepared(call.binding, _C.address(x), target, result, (x, result))
+    made = Prepared(call.binding, _C.address(x), target, result, (x, result))
+    made.address_call = call.address_call
+    return made
 
 
 def remember(
@@ -81,4 +84,6 @@ def remember(
     if len(kept) >= _MOST_KEPT:
         kept.clear()
     binding, result = call
-    kept[key] = Repeated(row, table.tobytes(), binding, None if result is None else result.shape)
+    shape = None if result is None else result.shape
+    quick = session.address_call(binding)
+    kept[key] = Repeated(row, table.tobytes(), binding, shape, quick)
