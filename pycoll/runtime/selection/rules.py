@@ -159,11 +159,13 @@ _BINOMIAL = ("binomial", *_SUMS)
 LINK_RULES = (
     Rule("all_reduce", 2, ANY_SIZE, False, _EXCHANGE, _SAME_BYTES),
     _any_size("reduce", _BINOMIAL, _FEW_ROUNDS),
-    Rule("all_reduce", 4, 4 * K, False, _EXCHANGE, _FEW_SENDS, crowded=True),
+    Rule("all_reduce", 16, 4 * K, False, _EXCHANGE, _FEW_SENDS, crowded=True),
     _AT_ONCE,
     Rule("all_reduce", 4, 4 * K, False, _EXCHANGE, _NO_CROWD),
     Rule("all_reduce", 3, ANY_SIZE, False, _PULL, _LEAST_BYTES),
     Rule("all_reduce", 4, 64 * K, False, ("halving_doubling", *_PULL), _FEW_SENDS, crowded=True),
+    Rule("all_reduce", 7, ANY_SIZE, False, _PULL, _LEAST_BYTES),
+    Rule("all_reduce", 16, 64 * K, False, ("halving_doubling", *_PULL), _FEW_SENDS, crowded=True),
     *_ANYWHERE,
 )
 """The first line that fits a call decides; every collective ends with a line that fits all."""

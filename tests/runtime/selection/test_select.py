@@ -141,7 +141,7 @@ def test_where_ranks_share_cores_all_reduce_saves_synchronisations():
         assert taken((8 << 10) + 4, n, crowded=True, direct=True) == "two_shot_push"
 
 
-def test_where_ranks_share_cores_four_hosts_send_fewer_messages():
+def test_where_hosts_share_cores_they_send_fewer_messages():
     def taken(nbytes, n, **options):
         options |= {"messages": True, "dtype": DType.FLOAT32}
         return select("all_reduce", nbytes, n, **options).name
@@ -151,6 +151,9 @@ def test_where_ranks_share_cores_four_hosts_send_fewer_messages():
     assert taken(64 << 10, 4) == "two_shot_pull"
     assert taken(64 << 10, 4, crowded=True) == "halving_doubling"
     assert taken((64 << 10) + 4, 4, crowded=True) == "two_shot_pull"
+    assert taken(64 << 10, 12) == "two_shot_pull"
+    assert taken(4 << 10, 12, crowded=True) == "recursive_doubling"
+    assert taken(64 << 10, 12, crowded=True) == "halving_doubling"
     for n in (2, 3, 5):  # of these it would send more bytes
         assert taken(64 << 10, n, crowded=True) == taken(64 << 10, n)
 
