@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 
 from algorithms.reference import run
-from algorithms.two_level_product import product
+from algorithms.two_level_product import composed, product
 from pycoll.algorithms import find
+from pycoll.algorithms.two_level import subtrees
 from pycoll.algorithms.two_level.plans import PLANS
 from pycoll.algorithms.two_level.stages import Hosts
+from pycoll.algorithms.two_level.subtrees import cut_of
 from pycoll.runtime.selection.select import select
 from pycoll.runtime.selection.topology import Topology
 from pycoll.schedule.language.collectives import COLLECTIVES
@@ -88,6 +90,43 @@ def test_what_leaves_a_host_is_a_formula(collective, hosts):
         assert found.tolist() == expected[collective].tolist(), choice.name
     else:  # once for every other host, and once more if a tree does not end at the root
         assert found.sum() in ((h - 1) * m, h * m), choice.name
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        *PLACES,
+        (0, 1, 1),
+        (0, 0, 0, 1, 1, 1),
+        (0, 0, 1, 1, 1, 1),
+        (0,) * 3 + (1,) * 3 + (2,) * 3 + (3,) * 3,
+        (0,) * 6 + (1,) * 6,
+        (0,) * 5 + (1,) * 6 + (2,),
+        (0,) * 12 + (1,) * 12 + (2,) * 12,
+    ],
+    ids=str,
+)
+def test_an_all_reduce_by_subtrees_is_along_the_tree_over_all_ranks(of):
+    """Wherever these are; a host hands on a vector for each subtree whose ranks it has."""
+    cut = cut_of(of)
+    assert sorted(r for parts in cut.parts for part in parts for r in part) == list(range(len(of)))
+    for columns in {1, min(of.count(host) for host in set(of))}:
+        hosts = Hosts(of, columns)
+        made = composed("all_reduce", hosts, subtrees.all_reduce(hosts), "tree")
+        schedule = made.schedule(len(of))
+        assert prove(schedule).order == "tree"
+        run(schedule)
+        whole, count = schedule.chunks, hosts.count
+        want = [(count - 1) * (len(parts) + 1) * whole // count for parts in cut.parts]
+        assert sent(schedule, of).tolist() == want
+
+
+@pytest.mark.parametrize(("p", "hosts"), [(3, 4), (6, 3), (12, 2), (24, 5), (48, 4), (96, 3)])
+def test_hosts_of_consecutive_ranks_have_few_subtrees(p, hosts):
+    topology = Topology(tuple(r // p for r in range(p * hosts)), 0)
+    assert not topology.nests
+    assert topology.few_subtrees
+    assert cut_of(topology.hosts).most <= 2 * np.log2(p)
 
 
 def test_flat_schedules_send_more():

@@ -35,7 +35,11 @@ def product(
     """
     if "root" in across.params:
         params["root"] = hosts.of[hosts.root]
-    plan = PLANS[collective](hosts, across, params)
+    return composed(collective, hosts, PLANS[collective](hosts, across, params), order)
+
+
+def composed(collective: str, hosts: Hosts, plan: TwoLevels, order: str) -> Algorithm:
+    """Compose a collective of the stages of a plan."""
     stages = [s for s in (plan.before, plan.across, plan.between, plan.after) if s is not None]
     rooted = {"root": hosts.root} if COLLECTIVES[collective].rooted else {}
     return Algorithm(
@@ -54,8 +58,8 @@ def product(
 
 def _scratch(stage: Stage) -> int:
     """Return the slots that the algorithm of a stage itself uses."""
-    sizes = {len(team) for team in stage.teams}
-    return max(stage.share * stage.algorithm.schedule(n, **stage.params).slots for n in sizes)
+    made = (stage.algorithm_of(t).schedule(len(t), **stage.params) for t in stage.teams)
+    return max(stage.share * schedule.slots for schedule in made)
 
 
 def _rounds(stages: list[Stage], plan: TwoLevels, rank: Vector) -> Iterator[list[Fold]]:
@@ -72,7 +76,8 @@ def _placed(stage: Stage, team: tuple[int, ...], slots: int, rank: Vector) -> It
     place = np.full(len(stage.source), NONE)
     place[list(team)] = range(len(team))
     local = place[np.asarray(rank)]
-    schedule = refined(stage.algorithm, stage.share).schedule(len(team), **stage.params)
+    algorithm = refined(stage.algorithm_of(team), stage.share)
+    schedule = algorithm.schedule(len(team), **stage.params)
     for folds in schedule.rounds(np.maximum(local, 0)):
         yield [
             one

@@ -107,6 +107,27 @@ def orders(comm):
 
 
 @program
+def subtrees(comm):
+    """Sum floats of all sizes, up to many slices: bits of the tree, and of messages between all."""
+    n, wrong = comm.world_size, []
+    for dtype in (np.float32, np.float64):
+        for size in (1, 7, 500, 513, 16_384, 16_385, 300_001, 1_200_000):
+            xs = [np.random.default_rng([r, size]).standard_normal(size) for r in range(n)]
+            mine = xs[comm.rank].astype(dtype)
+            want = comm.all_reduce(mine, algorithm="halving_doubling")
+            total = oracle.reduce([x.astype(dtype) for x in xs], "sum")
+            wrong += [("tree", size)] * (want.tobytes() != total.tobytes())
+            same = mine.copy()
+            comm.all_reduce(same, out=same)
+            for got in (comm.all_reduce(mine), same):
+                wrong += [("sum", size)] * (got.tobytes() != want.tobytes())
+            mean = comm.all_reduce(mine, "avg")
+            other = comm.all_reduce(mine, "avg", algorithm="halving_doubling")
+            wrong += [("avg", size)] * (mean.tobytes() != other.tobytes())
+    return [comm._session.topology.nests, wrong]
+
+
+@program
 def segments(comm):
     """Reduce chunks of several messages each, on some ranks in place: the bits stay the same."""
     n, me = comm.world_size, comm.rank

@@ -32,6 +32,12 @@ def test_calls_of_other_kinds_and_failures(mpi, hosts):
     }
 
 
+@pytest.mark.parametrize("hosts", [[0, 0, 0, 1, 1, 1], [0, 1, 1, 2, 2, 2], [0, 1, 0, 1]])
+def test_hosts_that_do_not_nest_give_the_bits_of_the_tree(mpi, hosts):
+    found = mpi(len(hosts), "subtrees", hosts=hosts, timeout=110, **LIMIT)
+    assert found == {"subtrees": [[False, []]] * len(hosts)}
+
+
 def test_ranks_on_one_host_share_memory(mpi):
     found = mpi(3, "transport", "wrapped")
     assert found["transport"] == ["Session"] * 3

@@ -48,7 +48,7 @@ def _columns_of(hosts: Hosts, places: Callable, host: int) -> Iterator[tuple[int
             yield hosts.owner(host, column), place
 
 
-def _fetch_columns(hosts: Hosts, places: Callable) -> Stage:
+def fetch_columns(hosts: Hosts, places: Callable) -> Stage:
     """Let every rank fetch all columns from their owners on its host."""
     items = (
         (owner, place, dict.fromkeys(group, place))
@@ -65,7 +65,7 @@ def all_reduce(hosts: Hosts, across: Algorithm, params: Params) -> TwoLevels:
     """
     places, stage, chunks = _whole(hosts, across, params, OUT, OUT)
     before = fold_stage(hosts, places, OUT)
-    return TwoLevels(before, stage, None, _fetch_columns(hosts, places), chunks, 0)
+    return TwoLevels(before, stage, None, fetch_columns(hosts, places), chunks, 0)
 
 
 def reduce(hosts: Hosts, across: Algorithm, params: Params) -> TwoLevels:
@@ -99,7 +99,7 @@ def broadcast(hosts: Hosts, across: Algorithm, params: Params) -> TwoLevels:
         (hosts.root, place, {owner: place}) for owner, place in _columns_of(hosts, places, home)
     )
     before = fetch_stage(hosts, first, IN, OUT)
-    return TwoLevels(before, stage, None, _fetch_columns(hosts, places), chunks, 0)
+    return TwoLevels(before, stage, None, fetch_columns(hosts, places), chunks, 0)
 
 
 def all_gather(hosts: Hosts, across: Algorithm, params: Params) -> TwoLevels:

@@ -37,7 +37,7 @@ class Stage:
     """An algorithm on teams of ranks, and where its chunks lie."""
 
     teams: tuple[tuple[int, ...], ...]  # ranks that run it together; no rank is in two teams
-    algorithm: Algorithm  # what they run
+    algorithm: Algorithm | tuple[Algorithm, ...]  # what they run, or what each of them does
     params: dict[str, int]  # its parameters; ranks are counted within the team
     share: int  # chunks here for each chunk of the algorithm
     # gives, takes: ``[n, chunks]`` place of each chunk in the rank's source and target, or NONE
@@ -47,6 +47,12 @@ class Stage:
     # TMP a slot.
     source: tuple[Buffer, ...]
     target: tuple[Buffer, ...]
+
+    def algorithm_of(self, team: tuple[int, ...]) -> Algorithm:
+        """Return what a team runs."""
+        if isinstance(self.algorithm, Algorithm):
+            return self.algorithm
+        return self.algorithm[self.teams.index(team)]
 
 
 @dataclass(frozen=True)

@@ -2,18 +2,17 @@
 
 Reduction order: inside hosts and between them there are two trees, which make up the tree of all
 ranks where hosts nest in it (see `Topology.nests`), and any order where order makes no difference
-(integers, and minimum and maximum over consecutive ranks). All else goes by messages between all
-ranks.
+(integers, and minimum and maximum over consecutive ranks). Where hosts do not nest, an all_reduce
+goes by subtrees. All else goes by messages between all ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from pycoll.algorithms.two_level.stages import Hosts
+from pycoll.algorithms.two_level.subtrees import cut_of, tree_of
 from pycoll.runtime.calls.plans import CallSpec
 from pycoll.runtime.selection.select import Choice
 from pycoll.schedule.language.collectives import COLLECTIVES
@@ -21,19 +20,6 @@ from pycoll.types import DType, Kind, Order, ReduceOp
 
 ONE_COLUMN_BYTES = 64 << 10
 _ONE_LEADER = ("gather", "scatter")  # with more ranks than one, hosts first would save nothing
-
-
-def tree_of(leaves: Sequence[Any]) -> Any:
-    """Return the in-order balanced tree over some leaves, as nested pairs."""
-    level = list(leaves)
-    extra = len(level) - (1 << (len(level).bit_length() - 1))
-    level = [
-        *zip(level[: 2 * extra : 2], level[1 : 2 * extra : 2], strict=True),
-        *level[2 * extra :],
-    ]
-    while len(level) > 1:
-        level = list(zip(level[::2], level[1::2], strict=True))
-    return level[0]
 
 
 @dataclass(frozen=True)
@@ -97,7 +83,19 @@ class Topology:
             return True
         if not op.rounds:
             return self.in_order
-        return order == Order.TREE and self.nests and not element.rounds_once
+        if order != Order.TREE or element.rounds_once:
+            return False
+        return self.nests or (collective == "all_reduce" and self.few_subtrees)
+
+    @cached_property
+    def few_subtrees(self) -> bool:
+        """Whether hosts have to hand on few vectors beside the ranks that they have."""
+        return 2 * cut_of(self.hosts).most <= max(map(len, self.groups)) + 2
+
+    def by_subtrees(self, spec: CallSpec) -> bool:
+        """Whether a call goes along the tree over all ranks, which trees over hosts do not make."""
+        rounds = spec.collective == "all_reduce" and DType(spec.dtype).is_float and spec.op.rounds
+        return rounds and spec.order == Order.TREE and not self.nests
 
     def columns(self, collective: str, nbytes: int) -> int:
         """Return how many ranks of a host speak for it, each for a part of the vector."""

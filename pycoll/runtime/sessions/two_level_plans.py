@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from pycoll import _C, algorithms
+from pycoll.algorithms.two_level import subtrees
 from pycoll.algorithms.two_level.plans import PLANS
 from pycoll.algorithms.two_level.stages import NONE, Hosts, Stage, TwoLevels, refined
 from pycoll.runtime.calls.descriptors import TWO_LEVELS
@@ -78,8 +79,11 @@ class Geometry:
             starts, lengths = self.parts
             if buffer != TMP:
                 return starts[places], lengths[places]
-            first = self.column_of[rank] * (self.chunks // (max(self.column_of) + 1))
-            return self.base + starts[first + places] - starts[first], lengths[first + places]
+            share = self.chunks // (max(self.column_of) + 1)
+            first = self.column_of[rank] * share
+            part, place = np.divmod(places, share)  # a vector behind the other, of this column
+            offset = starts[first + place] - starts[first]
+            return self.base + part * self.step + offset, lengths[first + place]
         block = self.spec.count // len(self.column_of)
         length = np.full(len(places), self.high - self.low)
         if buffer == TMP:
@@ -133,9 +137,7 @@ class Binder:
         hosts = Hosts(topology.hosts, topology.columns(spec.collective, nbytes), spec.root)
         ranges = list(slices_of(spec, hosts))
         widest = max(high - low for low, high in ranges)
-        choice = _between(spec, hosts, widest * (n if in_blocks(spec) else 1))
-        params = {"root": hosts.of[spec.root]} if "root" in choice.algorithm.params else {}
-        plan = PLANS[spec.collective](hosts, choice.algorithm, {**choice.params, **params})
+        plan = self._plan(spec, hosts, widest * (n if in_blocks(spec) else 1))
         compiled = self._compile(plan)
         column_of = tuple(
             place if (place := hosts.ordered[h].index(r)) < hosts.columns else NONE
@@ -143,7 +145,8 @@ class Binder:
         )
         step = widest if in_blocks(spec) else widest // hosts.columns + 64
         step = -(-step // 64) * 64 if plan.slots else 0
-        room = plan.slots * step if in_blocks(spec) else step * bool(plan.slots)
+        share = 1 if in_blocks(spec) else plan.chunks // hosts.columns
+        room = -(-plan.slots // share) * step
         made = []
         for i, (low, high) in enumerate(ranges):
             base = i % SCRATCHES * room
@@ -151,6 +154,14 @@ class Binder:
             made.append(self._slice(plan, compiled, geometry))
         scratch = min(len(ranges), SCRATCHES) * room * spec.itemsize
         return _C.StagedCall(made, scratch, hosts_first=True)
+
+    def _plan(self, spec: CallSpec, hosts: Hosts, count: int) -> TwoLevels:
+        """Return the stages of calls on so many elements."""
+        if self.topology.by_subtrees(spec):
+            return subtrees.all_reduce(hosts)
+        choice = _between(spec, hosts, count)
+        params = {"root": hosts.of[spec.root]} if "root" in choice.algorithm.params else {}
+        return PLANS[spec.collective](hosts, choice.algorithm, {**choice.params, **params})
 
     def by_messages(self, call: _C.BoundCall, word: int, count: int) -> _C.StagedCall:
         """Let a call of all ranks go by messages, once those of a host are known to agree."""
@@ -168,9 +179,10 @@ class Binder:
         team = next((t for t in stage.teams if rank in t), None) if stage else None
         if team is None:
             return None
-        key = (stage.algorithm, tuple(sorted(stage.params.items())), stage.share, across and team)
+        algorithm = stage.algorithm_of(team)
+        key = (algorithm, tuple(sorted(stage.params.items())), stage.share, across and team)
         if key not in self._plans:
-            schedule = refined(stage.algorithm, stage.share).schedule(len(team), **stage.params)
+            schedule = refined(algorithm, stage.share).schedule(len(team), **stage.params)
             place = team.index(rank)
             if across:
                 plan = _moved(message_plan(schedule, place), team)
