@@ -9,7 +9,6 @@ ranks has at most 2 log2(p) such subtrees, one if trees nest. p, H and m as in `
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -47,26 +46,11 @@ def _leaves(tree: Tree) -> tuple[int, ...]:
     return (*_leaves(tree[0]), *_leaves(tree[1])) if isinstance(tree, tuple) else (tree,)
 
 
-@dataclass(frozen=True)
-class Subtrees:
+class Subtrees(NamedTuple):
     """The tree over all ranks, cut where it leaves hosts."""
 
-    of: tuple[int, ...]  # host of each rank
-    parts: list[list[tuple[int, ...]]] = field(init=False, compare=False)  # of each host
-    top: Tree = field(init=False, compare=False)  # its leaves are parts
-
-    def __post_init__(self) -> None:
-        """Cut the tree."""
-        object.__setattr__(self, "parts", [[] for _ in range(max(self.of) + 1)])
-        object.__setattr__(self, "top", self._cut(tree_of(range(len(self.of)))))
-
-    def _cut(self, tree: Tree) -> Tree:
-        ranks = _leaves(tree)
-        host = self.of[ranks[0]]
-        if any(self.of[rank] != host for rank in ranks):
-            return self._cut(tree[0]), self._cut(tree[1])
-        self.parts[host].append(ranks)
-        return Part(host, len(self.parts[host]) - 1)
+    parts: tuple[tuple[tuple[int, ...], ...], ...]  # ranks of each part of each host
+    top: Tree  # its leaves are parts
 
     @property
     def most(self) -> int:
@@ -76,8 +60,19 @@ class Subtrees:
 
 @lru_cache(64)
 def cut_of(of: tuple[int, ...]) -> Subtrees:
-    """Return the subtrees of ranks on hosts."""
-    return Subtrees(of)
+    """Cut the tree over ranks; `of` is the host of each."""
+    parts: list[list[tuple[int, ...]]] = [[] for _ in range(max(of) + 1)]
+
+    def cut(tree: Tree) -> Tree:
+        ranks = _leaves(tree)
+        host = of[ranks[0]]
+        if any(of[rank] != host for rank in ranks):
+            return cut(tree[0]), cut(tree[1])
+        parts[host].append(ranks)
+        return Part(host, len(parts[host]) - 1)
+
+    top = cut(tree_of(range(len(of))))
+    return Subtrees(tuple(map(tuple, parts)), top)
 
 
 @lru_cache(256)
@@ -105,8 +100,8 @@ def _between(of: tuple[int, ...]) -> Algorithm:
     """
     cut = cut_of(of)
     most = cut.most
-    number = {Part(h, q): 0 for h, parts in enumerate(cut.parts) for q in range(len(parts))}
-    number = {part: slot for slot, part in enumerate(number)}
+    parts = [Part(host, q) for host, found in enumerate(cut.parts) for q in range(len(found))]
+    number = {part: slot for slot, part in enumerate(parts)}
 
     def rounds(rank: Vector, n: int) -> Iterator[Any]:
         own = rank * most
