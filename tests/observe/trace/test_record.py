@@ -226,7 +226,7 @@ def test_what_was_tuned_stands_beside(tmp_path):
             for name in ("one_shot", "recursive_doubling")
         ]
         world = World(*comm._session.place, Machine(), tuple(times), ())
-        comm._session.use(Tuning({}, (world,)), 2)
+        comm._session.use(Tuning({}, (world,)), None)
         with comm.trace(tmp_path):
             comm.all_reduce(x, algorithm="one_shot")
             comm.all_reduce(np.ones(100), algorithm="one_shot")  # too far from what was measured

@@ -115,9 +115,11 @@ def spec(dtype, op=ReduceOp.SUM, order=Order.TREE, kind=Kind.ALL_REDUCE):
     ("hosts", "call", "gives"),
     [
         ((0, 0, 1, 1), spec(DType.FLOAT32), True),
-        ((0, 0, 0, 1, 1, 1), spec(DType.FLOAT32), False),
+        ((0, 0, 0, 1, 1, 1), spec(DType.FLOAT32), True),  # by subtrees
+        ((0, 0, 0, 1, 1, 1), spec(DType.BFLOAT16), False),
+        ((0, 0, 0, 1, 1, 1), spec(DType.FLOAT32, order=Order.RANK), False),
         ((0, 0, 1), spec(DType.FLOAT32), True),
-        ((0, 1, 1), spec(DType.FLOAT32), False),
+        ((0, 1, 1), spec(DType.FLOAT32), True),
         ((0, 0, 1), spec(DType.FLOAT32, order=Order.ANY), True),
         ((0, 0, 1), spec(DType.INT32, order=Order.RANK), True),
         ((0, 0, 1), spec(DType.FLOAT64, ReduceOp.MAX), True),
@@ -127,7 +129,8 @@ def spec(dtype, op=ReduceOp.SUM, order=Order.TREE, kind=Kind.ALL_REDUCE):
         ((0, 0, 1, 1), spec(DType.FLOAT32, order=Order.RANK), False),
         ((0, 0, 1, 1), spec(DType.BFLOAT16), False),
         ((0, 1, 0, 1), spec(DType.INT32), True),
-        ((0, 1, 0, 1), spec(DType.FLOAT32), False),
+        ((0, 1, 0, 1), spec(DType.FLOAT32), True),
+        ((0, 1, 0, 1, 0, 1), spec(DType.FLOAT32), False),  # each rank is a subtree
         ((0, 0, 0), spec(DType.INT32), False),
         ((0, 1, 2), spec(DType.INT32), False),
         ((0, 0, 1, 1), spec(DType.FLOAT32, kind=Kind.BARRIER), True),
