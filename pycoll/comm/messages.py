@@ -49,8 +49,7 @@ class Messages:
         stream: Any = None,
     ) -> None:
         """Send an array to one rank; returns when ``x`` may be changed again."""
-        host = stream is None and type(x) is np.ndarray
-        (self._session if host else self._ends(x, stream)).send(x, dst, tag, timeout)
+        self._ends(x, stream).send(x, dst, tag, timeout)
 
     def recv(
         self,
@@ -69,8 +68,7 @@ class Messages:
         Raises:
             MismatchError: If dtype or size differ from the message's; the message stays.
         """
-        host = stream is None and type(x) is np.ndarray
-        return (self._session if host else self._ends(x, stream)).recv(x, src, tag, timeout)
+        return self._ends(x, stream).recv(x, src, tag, timeout)
 
     def isend(self, x: Any, dst: int, tag: int = 0, *, stream: Any = None) -> Work:
         """Send in the background; ``x`` must stay as it is until the `Work` is done.

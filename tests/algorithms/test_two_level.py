@@ -127,6 +127,7 @@ def test_hosts_of_consecutive_ranks_have_few_subtrees(p, hosts):
     assert not topology.nests
     assert topology.few_subtrees
     assert cut_of(topology.hosts).most <= 2 * np.log2(p)
+    assert not Topology(tuple(r // p for r in range(p * 128)), 0).few_subtrees  # of too many hosts
 
 
 def test_flat_schedules_send_more():

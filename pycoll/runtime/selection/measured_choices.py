@@ -12,7 +12,7 @@ from pycoll.errors import ArgumentError
 from pycoll.runtime.calls.prepared import CallRequest
 from pycoll.runtime.selection.tuning_table import Tuning, fingerprint
 from pycoll.runtime.sessions.session import Session
-from pycoll.runtime.startup.hosts import Sharing, closest, number_of_cores, own_cores
+from pycoll.runtime.startup.hosts import Sharing, most_crowded, number_of_cores, own_cores
 from pycoll.types import Kind
 
 _MASK_BYTES = 128  # of the cores of a host
@@ -59,7 +59,7 @@ def _sharing(session: Session) -> Sharing:
         ArgumentError: On every rank, if NumPy's arrays are to be symmetric on some of them only.
     """
     if session.plans.messages:
-        return closest(session.job.cards)
+        return most_crowded(session.job.cards)
     mask = np.frombuffer(own_cores().to_bytes(_MASK_BYTES, "little"), np.uint64)
     own = session.config.symmetric
     words = np.append(mask, np.uint64(1 << SYMMETRIC.index(own)))

@@ -19,6 +19,7 @@ from pycoll.schedule.language.collectives import COLLECTIVES
 from pycoll.types import DType, Kind, Order, ReduceOp
 
 ONE_COLUMN_BYTES = 64 << 10
+MOST_SUBTREES = 64  # of all hosts: every owner of a column gets a message for each
 _ONE_LEADER = ("gather", "scatter")  # with more ranks than one, hosts first would save nothing
 
 
@@ -89,8 +90,10 @@ class Topology:
 
     @cached_property
     def few_subtrees(self) -> bool:
-        """Whether hosts have to hand on few vectors beside the ranks that they have."""
-        return 2 * cut_of(self.hosts).most <= max(map(len, self.groups)) + 2
+        """Whether hosts have few vectors to hand on: beside their ranks, and all in all."""
+        cut = cut_of(self.hosts)
+        beside = 2 * cut.most <= max(map(len, self.groups)) + 2
+        return beside and sum(map(len, cut.parts)) <= MOST_SUBTREES
 
     def by_subtrees(self, spec: CallSpec) -> bool:
         """Whether a call goes along the tree over all ranks, which trees over hosts do not make."""

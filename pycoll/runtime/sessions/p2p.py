@@ -68,10 +68,7 @@ class TaggedMessages:
     def isend(self, x: Any, dst: int, tag: int) -> MessageWork:
         """See `pycoll.Communicator.isend`."""
         if self._quick is not None:
-            try:
-                ticket = self._quick.post(x, _CODES, dst, tag)
-            except BaseException as error:
-                self._message_failed(error)
+            ticket = self._quickly(self._quick.post, x, _CODES, dst, tag)
             if ticket is not None:
                 return MessageWork(self, ticket, x, True)
         x, *message = self._to_send(x, dst, tag)
@@ -80,10 +77,7 @@ class TaggedMessages:
     def irecv(self, x: Any, src: int, tag: int) -> MessageWork:
         """See `pycoll.Communicator.irecv`."""
         if self._quick is not None:
-            try:
-                ticket = self._quick.expect(x, _CODES, src, tag)
-            except BaseException as error:
-                self._message_failed(error)
+            ticket = self._quickly(self._quick.expect, x, _CODES, src, tag)
             if ticket is not None:
                 return MessageWork(self, ticket, x, False)
         return self._received(x, self._to_receive(x, src, tag))
@@ -104,10 +98,7 @@ class TaggedMessages:
         if self._postbox is None:
             self.postbox()
         if self._quick is not None:
-            try:
-                found = self._quick.exchange(x, out, _CODES, dst, src, *tags, limit)
-            except BaseException as error:
-                self._message_failed(error)
+            found = self._quickly(self._quick.exchange, x, out, _CODES, dst, src, *tags, limit)
             if found is not None:
                 source, coming, going = found
                 return self._finish_exchange(coming, going, x, limit) if going else source
@@ -174,11 +165,15 @@ class TaggedMessages:
 
     def awaited(self, ticket: int, limit: float) -> int:
         """Wait for a message in the postbox; return the sender of one that comes."""
+        source: int = self._quickly(self.postbox().wait, ticket, limit)
+        return source
+
+    def _quickly(self, function: Any, *args: Any) -> Any:
+        """Do what `messaging` does, which is called for failures only."""
         try:
-            source: int = self.postbox().wait(ticket, limit)
+            return function(*args)
         except BaseException as error:
             self._message_failed(error)
-        return source
 
     def messaging(self, function: Any, *args: Any) -> Any:
         """Call what moves messages, and turn its failures into pycoll's exceptions."""

@@ -212,7 +212,7 @@ class Session(QueuedCalls, TaggedMessages):
         """Run a prepared call, or put it in the queue."""
         if prepared.address_call is not None and not async_op:
             arrays = prepared.in_ptr, prepared.out_ptr
-            self.guard(prepared.address_call, *arrays, self.site(), limit)
+            self.guard(prepared.address_call, *arrays, self.refusing(self.site), limit)
             return prepared.result
         held: list[_C.Hold] = []  # before it is looked up what lies where
         if prepared.registered:

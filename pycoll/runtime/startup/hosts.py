@@ -137,7 +137,7 @@ class Sharing(NamedTuple):
         return self.ranks > self.cores
 
 
-def closest(cards: Sequence[Card]) -> Sharing:
+def most_crowded(cards: Sequence[Card]) -> Sharing:
     """Return how cores are shared on the machine with the most ranks for each core.
 
     Hosts that share no memory may be on one machine: containers, and network namespaces.

@@ -33,7 +33,7 @@ from pycoll.runtime.startup.hosts import (
     Card,
     Sharing,
     candidates,
-    closest,
+    most_crowded,
     own_network,
     share_by_texts,
 )
@@ -119,7 +119,7 @@ def join(
         if len(set(places)) > 1:
             return _join_hosts(rendezvous.exchange, members, places, rank, config, store, secret)
         return make_everywhere(
-            lambda: _open(members, heaps, rank, config, closest(cards)),
+            lambda: _open(members, heaps, rank, config, most_crowded(cards)),
             lambda text: rendezvous.exchange("joined", text),
         )
     finally:
@@ -197,7 +197,7 @@ def _join_hosts(
         def make() -> MpiSession:
             place = *(over_mpi or (over_tcp(), 0)), rank, cards, shared, config
             session = mpi.on_hosts(*place, (MessageGroup, HostsGroup))
-            session.use(None, closest(cards))
+            session.use(None, most_crowded(cards))
             return session
 
         return make_everywhere(make, lambda text: exchange("joined", text))

@@ -10,7 +10,7 @@ from pycoll.errors import ArgumentError, TransportError
 from pycoll.runtime.calls.plans import CallSpec
 from pycoll.runtime.selection.topology import Topology
 from pycoll.runtime.startup import mpi
-from pycoll.runtime.startup.hosts import Card, candidates, closest, fewest_cores, share
+from pycoll.runtime.startup.hosts import Card, candidates, fewest_cores, most_crowded, share
 from pycoll.types import DType, Kind, Order, ReduceOp
 
 
@@ -40,12 +40,12 @@ def test_ranks_of_one_machine_share_its_cores_whatever_hosts_they_are_on():
     bound = [Card("boot1 user ipc:1", "name", rank, 1 << rank) for rank in range(4)]
     inside = [Card("boot1 user ipc:2", "name", rank, 0b11) for rank in range(2)]
     other = [Card("boot2 user ipc:1", "name", rank, 1 << rank) for rank in range(3)]
-    assert closest(bound) == (4, 4)
-    assert not closest(bound).crowded
-    assert closest(bound + inside) == closest(other + inside + bound) == (6, 4)
-    assert closest(bound + inside).crowded
-    assert closest(other) == closest(other[:1] + other[1:]) == (3, 3)
-    assert closest(other + bound) == (4, 4)
+    assert most_crowded(bound) == (4, 4)
+    assert not most_crowded(bound).crowded
+    assert most_crowded(bound + inside) == most_crowded(other + inside + bound) == (6, 4)
+    assert most_crowded(bound + inside).crowded
+    assert most_crowded(other) == most_crowded(other[:1] + other[1:]) == (3, 3)
+    assert most_crowded(other + bound) == (4, 4)
     assert Card.own().machine == Card.own().host.split()[0]
 
 
