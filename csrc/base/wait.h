@@ -70,7 +70,7 @@ struct Bell {
   Alarm* alarm = nullptr;
 };
 
-// What a thread holds while it spins, and releases before it yields: Python's lock.
+// What a thread holds while it spins, and releases before it yields: Python's lock, and others.
 class Held {
  public:
   virtual void let_go() = 0;
@@ -78,7 +78,7 @@ class Held {
  protected:
   ~Held() = default;
 };
-inline constinit thread_local Held* held = nullptr;
+inline constinit thread_local Held* held = nullptr;  // the latest, which lets go of all
 
 inline void let_go_of_held() {
   if (held != nullptr) std::exchange(held, nullptr)->let_go();
@@ -100,6 +100,38 @@ class Locked {
 
  private:
   Mutex& mutex_;
+};
+
+// Locks a mutex, if it is wanted, until this thread would yield, or until the end of its scope. If
+// the mutex is a ReentrantMutex, locking it inside costs little.
+template <typename Mutex>
+class LockedWhileSpinning final : public Held {
+ public:
+  LockedWhileSpinning(Mutex& mutex, bool wanted) : mutex_(mutex), locked_(wanted) {
+    if (!wanted) return;
+    if (!mutex_.try_lock()) {
+      let_go_of_held();
+      mutex_.lock();
+    }
+    before_ = std::exchange(held, this);
+  }
+  ~LockedWhileSpinning() {
+    if (!locked_) return;
+    held = before_;
+    mutex_.unlock();
+  }
+  void let_go() override {
+    locked_ = false;
+    mutex_.unlock();
+    if (before_ != nullptr) before_->let_go();
+  }
+  LockedWhileSpinning(const LockedWhileSpinning&) = delete;
+  LockedWhileSpinning& operator=(const LockedWhileSpinning&) = delete;
+
+ private:
+  Mutex& mutex_;
+  Held* before_ = nullptr;
+  bool locked_;
 };
 
 // When a check is made: once, outside of a wait; after every yield; after every slice of sleep

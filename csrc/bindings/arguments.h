@@ -13,18 +13,10 @@
 
 namespace pycoll {
 
-// Of a few numbers or pointers, for which calling memcmp costs more than it does.
-template <typename T>
-bool same(const T* a, const T* b, int n) {
-  for (int i = 0; i < n; ++i) {
-    if (a[i] != b[i]) return false;
-  }
-  return true;
-}
+enum class Place : uint64_t { kAbsent, kPrivate, kSymmetric };
 
-enum class Place : uint8_t { kAbsent, kPrivate, kSymmetric };
-
-// What must be the same of two arrays for a call with one to be like a call with the other.
+// What must be the same of two arrays for a call with one to be like a call with the other. All of
+// its bytes count, see CallKey; dims beyond ndim are 0.
 struct ArrayKey {
   static constexpr int kMaxDims = 6;
 
@@ -37,7 +29,7 @@ struct ArrayKey {
   // Wherever both lie.
   bool is_like(const ArrayKey& other) const {
     return type == other.type && element == other.element && ndim == other.ndim &&
-           same(dims.data(), other.dims.data(), ndim);
+           dims == other.dims;
   }
   bool operator==(const ArrayKey& other) const { return place == other.place && is_like(other); }
 };

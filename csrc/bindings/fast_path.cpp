@@ -162,18 +162,18 @@ PyObject* submit(FastcallState& state, const RememberedCall& entry, CallArrays& 
 
 // Runs a call on an engine, which another thread may close meanwhile.
 template <typename E, typename Call>
-PyObject* run_on(FastcallState& state, const std::shared_ptr<E> engine,
-                 const std::shared_ptr<Call> call, CallArrays& arrays, uint32_t site,
+PyObject* run_on(FastcallState& state, E* engine, Call* call, CallArrays& arrays, uint32_t site,
                  double limit_s) {
   auto& [in, out, x, result] = arrays;
   const auto work = [&, in = in.data, out = out.data] {
     engine->run(*call, in, out, site, limit_s);
   };
   const std::optional<Error> error = [&] {
+    const RunningCall running(state);
     if constexpr (std::is_same_v<E, TwoLevelEngine>) {
       return error_of<Unlocked>(work);
     } else {
-      return error_of_call(engine.get(), call.get(), work);
+      return error_of_call(engine, call, work);
     }
   }();
   if (!error.has_value()) return result.release().ptr();
@@ -183,10 +183,12 @@ PyObject* run_on(FastcallState& state, const std::shared_ptr<E> engine,
 
 PyObject* run(FastcallState& state, const RememberedCall& entry, CallArrays& arrays, uint32_t site,
               double limit_s) {
-  if (state.engine != nullptr)
-    return run_on(state, state.engine, entry.call, arrays, site, limit_s);
-  if (state.two != nullptr) return run_on(state, state.two, entry.staged, arrays, site, limit_s);
-  return run_on(state, state.mpi, entry.call, arrays, site, limit_s);
+  const BoundCall* const call = entry.call.get();
+  if (state.engine != nullptr) {
+    return run_on(state, state.engine.get(), call, arrays, site, limit_s);
+  }
+  if (state.mpi != nullptr) return run_on(state, state.mpi.get(), call, arrays, site, limit_s);
+  return run_on(state, state.two.get(), entry.staged.get(), arrays, site, limit_s);
 }
 
 bool is_numpy_number(const FastcallState& state, PyObject* x) {
@@ -270,7 +272,8 @@ bool run_bound(PyObject* fastcall, const BoundArrays& bound, PyObject*& result) 
   const uint32_t site = state.engine != nullptr ? call_site(state) : 0;
   if (state.engine == nullptr) return false;
   CallArrays arrays{{.data = bound.in}, {.data = bound.out}, {}, bound.result};
-  result = run_on(state, state.engine, bound.call, arrays, site, Engine::kDefaultTimeout);
+  result =
+      run_on(state, state.engine.get(), bound.call.get(), arrays, site, Engine::kDefaultTimeout);
   return true;
 }
 

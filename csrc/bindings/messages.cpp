@@ -227,7 +227,7 @@ void bind_message_engine(py::module_& m) {
              }();
              py::list calls;
              for (const PastCall& call : found) {
-               calls.append(py::make_tuple(call.seq, call.descriptor, call.count, call.site));
+               calls.append(py::make_tuple(call.seq, call.descriptor, call.count, call.site_text));
              }
              return calls;
            })

@@ -10,6 +10,21 @@ namespace pycoll {
 
 namespace {
 
+// Puts something in the place of what is remembered.
+void replace(FastcallState& state, RememberedCall& old, RememberedCall entry = {}) {
+  if (state.running > 0) {
+    if (old.call != nullptr) state.gone.push_back(old.call);
+    if (old.staged != nullptr) state.gone.push_back(old.staged);
+  }
+  old = std::move(entry);
+}
+
+template <typename E>
+void let_go(FastcallState& state, std::shared_ptr<E>& engine) {
+  if (state.running > 0 && engine != nullptr) state.gone.push_back(engine);
+  engine.reset();
+}
+
 PyObject* remember(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
   return guarded([&]() -> PyObject* {
     if (nargs != 9) throw py::type_error("remember takes 9 arguments");
@@ -38,17 +53,17 @@ PyObject* remember(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
     entry.kept[5] = py::reinterpret_borrow<py::object>(key.x.type);
     entry.kept[6] = py::reinterpret_borrow<py::object>(key.out.type);
     const bool closed = state.engine == nullptr && state.mpi == nullptr && state.two == nullptr;
-    if (!closed) state.entries[slot_of(key)] = std::move(entry);  // by another thread, meanwhile
+    if (!closed) replace(state, state.entries[slot_of(key)], std::move(entry));  // else meanwhile
     Py_RETURN_NONE;
   });
 }
 
 PyObject* forget(PyObject* self, PyObject*) {
   FastcallState& state = *reinterpret_cast<Fastcall*>(self)->state;
-  for (RememberedCall& entry : state.entries) entry = RememberedCall();
-  state.engine.reset();
-  state.mpi.reset();
-  state.two.reset();
+  for (RememberedCall& entry : state.entries) replace(state, entry);
+  let_go(state, state.engine);
+  let_go(state, state.mpi);
+  let_go(state, state.two);
   state.heap.reset();
   Py_RETURN_NONE;
 }
@@ -99,7 +114,7 @@ int traverse_fastcall(PyObject* self, visitproc visit, void* arg) {
 int clear_fastcall(PyObject* self) {
   FastcallState* state = reinterpret_cast<Fastcall*>(self)->state;
   if (state == nullptr) return 0;
-  for (RememberedCall& entry : state->entries) entry = RememberedCall();
+  for (RememberedCall& entry : state->entries) replace(*state, entry);
   return 0;
 }
 

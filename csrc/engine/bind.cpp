@@ -64,7 +64,7 @@ class Binder {
     }
   }
 
-  // Segments of at most so many bytes of a chunk, and of all slots together; see MessageTask.
+  // Segments of at most so many bytes of a chunk, and of all slots together; see PayloadTask.
   void cut_messages(const MessageLimits& limits) {
     call_.largest = std::max(largest(call_.in_layout, call_.in_table),
                              largest(call_.out_layout, call_.out_table));
@@ -228,6 +228,33 @@ std::shared_ptr<BoundCall> bound(Binding binding, uint32_t world_size, uint32_t 
 
 }  // namespace
 
+PiecePlace place_of(const BoundCall& call, const Operand& operand, uint32_t k, uint64_t start,
+                    uint64_t reach) {
+  const Plan& plan = *call.plan;
+  const auto buffer = static_cast<Buffer>(operand.buffer);
+  if (buffer == Buffer::kStaging) return {buffer, (operand.chunk + k) * call.stride, reach};
+  const bool in = buffer == Buffer::kIn;
+  uint32_t chunk = operand.chunk + k;
+  if (chunk >= plan.chunks) [[unlikely]]
+    chunk %= plan.chunks;
+  const Layout layout = in ? call.in_layout : call.out_layout;
+  uint64_t offset, extent;
+  if (layout == Layout::kTable) {
+    const PieceTable& table = in ? call.in_table : call.out_table;
+    const size_t entry = size_t{operand.rank} * plan.chunks + chunk;
+    offset = table.offset[entry];
+    extent = table.length[entry];
+  } else {
+    offset = chunk * call.chunk;
+    extent = offset < call.count ? std::min(call.count - offset, call.chunk) : 0;
+    if (layout == Layout::kOwn) {
+      offset -= uint64_t{operand.rank} * (plan.chunks / plan.world_size) * call.chunk;
+    }
+  }
+  if (extent <= start) return {buffer, 0, 0};
+  return {buffer, (offset + start) * call.elem_bytes, std::min(reach, extent - start)};
+}
+
 uint32_t fingerprint_of(uint64_t cookie, uint64_t descriptor, uint64_t count, uint32_t check) {
   uint64_t x = cookie ^ check;
   for (const uint64_t word : {descriptor, count}) {  // the finaliser of splitmix64
@@ -266,6 +293,7 @@ std::shared_ptr<const BoundCall> bind_messages(Binding binding, const MessageLim
                     [&](Binder& binder) { binder.cut_messages(limits); });
   call->agree = agree;
   call->team = std::move(team);
+  if (call->tiny) call->packets = plan_packets(*call, limits.world_size);
   return call;
 }
 

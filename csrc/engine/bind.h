@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/types.h"
+#include "engine/packets.h"
 #include "engine/plan.h"
 #include "memory/control.h"
 
@@ -64,8 +65,20 @@ struct BoundCall : Binding {
   bool streams = false;          // the arrays of all ranks are 1.5 times the cache or more
   bool tiny = false;             // the slots lie in the flag line; messages: each fits one packet
   std::vector<uint32_t> team{};  // messages: the ranks that take part; empty: all
-  bool agree = false;  // messages: a rank may not depend on all others, so they agree first
+  bool agree = false;    // messages: a rank may not depend on all others, so they agree first
+  PacketPlan packets{};  // messages: of a tiny call
 };
+
+// Where chunk k of an operand lies in the arrays of a rank, or in its slots.
+struct PiecePlace {
+  Buffer buffer;
+  uint64_t at;      // bytes from its beginning
+  uint64_t length;  // elements that it has there
+};
+
+// Of the elements [start, start + reach) of a chunk.
+PiecePlace place_of(const BoundCall& call, const Operand& operand, uint32_t k, uint64_t start,
+                    uint64_t reach);
 
 // Mixes what must agree into 32 bits. Odd: 0 is the fingerprint of failed iterations.
 uint32_t fingerprint_of(uint64_t cookie, uint64_t descriptor, uint64_t count, uint32_t check);

@@ -1,10 +1,10 @@
 // For tests of failures: what a transport may still write to or read is never let go, which is no
-// leak. See MessageTask and MessageLink.
+// leak. See PayloadTask and MessageLink.
 #pragma once
 
 extern "C" const char* __lsan_default_suppressions();
 extern "C" const char* __lsan_default_suppressions() {
-  return "leak:MessageTask::MessageTask\n"
+  return "leak:PayloadTask::PayloadTask\n"
          "leak:MessageLink::free_buffer\nleak:MessageLink::receive_eager\n"
          "leak:MessagePostbox::receive_payload\n"
          "leak:SocketApi::isend\nleak:SocketApi::irecv\n";

@@ -12,9 +12,31 @@ constexpr uint32_t kYieldsBetweenChecks = 16;
 constexpr uint64_t kAnswerNs = 5'000'000;
 constexpr uint64_t kCheckedBytes = 64 << 10;  // a look at every peer costs as much as some KiB
 
+struct EngineAndTransport {
+  ReentrantMutex& engine;
+  Transport& transport;
+
+  bool try_lock() {
+    if (!engine.try_lock()) return false;
+    if (transport.try_lock()) return true;
+    engine.unlock();
+    return false;
+  }
+  void lock() {
+    engine.lock();
+    transport.lock();
+  }
+  void unlock() {
+    transport.unlock();
+    engine.unlock();
+  }
+};
+
 }  // namespace
 
 void MessageEngine::execute(const Job& job, bool signals) {
+  EngineAndTransport both{mutex_, *api_};  // which all that follows would lock again and again
+  const LockedWhileSpinning locked(both, job.call->tiny);
   show(job.call->descriptor, job.call->count, job.site);
   try {
     in_batch([&] {
@@ -78,13 +100,19 @@ void MessageEngine::add_to_batch(const Job& job, bool signals) {
   const Locked lock(mutex_);
   if (batch_.empty()) begin(job, signals);
   const uint32_t place = batch_.empty() ? 0 : (batch_.back().place + 1) % kBatch;
-  const MessageTask::Turn turn{seq_ + batch_.size(), unproven_.mixed(job.call->check),
-                               job.proven || early_};
-  Room& room = rooms_[place];
-  auto* task = new (room.task) MessageTask(link_, *job.call, job.in, job.out, turn, room.scratch);
-  std::unique_ptr<MessageTask, Leave> hold(task);
-  batch_.push_back({std::move(hold), job.call->tiny, false, place});
+  batch_.push_back({make_task(rooms_[place], job, seq_ + batch_.size()), false, place});
   advance_batch();
+}
+
+MessageEngine::RoomedTask MessageEngine::make_task(Room& room, const Job& job, uint64_t seq) {
+  const BoundCall& call = *job.call;
+  const MessageTask::Turn turn{seq, unproven_.mixed(call.check), job.proven || early_};
+  if (call.tiny) {
+    auto* task = new (room.packets) PacketTask(link_, call, job.in, job.out, turn, room.of_packets);
+    return RoomedTask(task);
+  }
+  auto* task = new (room.payload) PayloadTask(link_, call, job.in, job.out, turn, room.of_payload);
+  return RoomedTask(task);
 }
 
 void MessageEngine::advance_batch() {
@@ -157,9 +185,9 @@ void MessageEngine::start(const BoundCall& call, const void* in, void* out, uint
   const Use use(user_, rank_);
   if (batch_.empty()) settle();
   in_batch([&] {
-    // Eager messages go by the number of the call alone: there may be only one call that uses them.
+    // Packets go by the number of the call alone: there may be only one call that uses them.
     const auto passed = [&](const BatchCall& entry) {
-      return entry.over || (entry.task->agreed() && !entry.eager && !call.tiny);
+      return entry.over || (entry.task->agreed() && !entry.task->call().tiny && !call.tiny);
     };
     if (!batch_.empty()) {
       drive([&] { return std::all_of(batch_.begin(), batch_.end(), passed); });
@@ -217,7 +245,7 @@ void MessageEngine::finish() {
     check_late_notices(batch_.front().task->call());
   });
   const Locked lock(mutex_);
-  batch_.pop_front();
+  batch_.erase(batch_.begin());
   end();
   in_call_ = !batch_.empty();
   deadline_ns_ = 0;

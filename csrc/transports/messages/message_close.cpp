@@ -118,7 +118,7 @@ void MessageEngine::check_proof(Pulse pulse, uint64_t since_ns) {
   if (now >= since_ns + static_cast<uint64_t>(options_.timeout_s * 1e9)) {
     told_ = true;
     throw_error("CollTimeout", "rank ", rank_, " has left calls early, the last one at ",
-                unproven_.all().back().site, ", and cannot know whether rank ", rank,
+                site_text(unproven_.all().back().site), ", and cannot know whether rank ", rank,
                 " has made them: it has not closed its communicator within ", options_.timeout_s,
                 " s");
   }
@@ -128,7 +128,9 @@ void MessageEngine::check_proof(Pulse pulse, uint64_t since_ns) {
 std::vector<PastCall> MessageEngine::unproven() const {
   if (!fork_guard_.at_home()) return {};
   const std::lock_guard lock(mutex_);
-  return unproven_.all();
+  std::vector<PastCall> calls = unproven_.all();
+  for (PastCall& call : calls) call.site_text = site_text(call.site);
+  return calls;
 }
 
 bool MessageEngine::others_departed() const {

@@ -2,6 +2,7 @@
 // unproven.h.
 #include <algorithm>
 #include <map>
+#include <utility>
 
 #include "engine/bind.h"
 #include "transports/messages/message_engine.h"
@@ -25,8 +26,10 @@ bool MessageEngine::may_leave(const BoundCall& call) const {
 }
 
 // Before a call begins: a rank that leaves every call early never waits, and waits hear of
-// failures.
+// failures. A look costs as much as a call, so those that follow at once make one together.
 void MessageEngine::look_back() {
+  const uint64_t now = coarse_ns();
+  if (std::exchange(looked_back_ns_, now) == now) return;
   receive_notices(kPeersPerLook);
   if (failed_) raise_failure();
   check_connections();
@@ -36,6 +39,7 @@ void MessageEngine::look_back() {
 // Raises if somebody is known to have made another call than this rank, in this one or in one that
 // this rank has left early, or to have refused the latter.
 void MessageEngine::compare() {
+  if (questions_.empty() && theirs_.empty() && refusals_.empty()) return;
   const PastCall now{rank_, in_call_ ? seq_ : 0, last_descriptor_, last_count_, last_check_};
   const auto check = [&](const PastCall& theirs) {
     const PastCall* left = unproven_.find(theirs.seq);
@@ -58,12 +62,12 @@ void MessageEngine::pass(const BoundCall& call) {
     std::erase_if(refusals_, [&](const Refusal& refusal) { return refusal.seq <= seq_; });
     return;  // of a later call a faster rank may have said that it refuses it
   }
-  unproven_.add({rank_, seq_, call.descriptor, call.count, last_check_, site_text(last_site_)});
+  unproven_.add({rank_, seq_, call.descriptor, call.count, last_check_, last_site_});
   compare();
 }
 
 PastCall MessageEngine::past_of(const Notice& notice) {
-  return {notice.src, notice.seq, notice.descriptor, notice.count, notice.check, notice.site};
+  return {notice.src, notice.seq, notice.descriptor, notice.count, notice.check, 0, notice.site};
 }
 
 // What a rank says of a call that it has left, or what a message of it shows.
@@ -122,7 +126,7 @@ void MessageEngine::tell_past() {
     notice.descriptor = call.descriptor;
     notice.count = call.count;
     notice.check = call.check;
-    store_text(notice.site, sizeof(notice.site), call.site);
+    store_text(notice.site, sizeof(notice.site), site_text(call.site));
     notify_all(notice);
   }
 }
@@ -180,7 +184,8 @@ void MessageEngine::look_for_first(MessageReport& report) const {
     record.count = call->count;
     record.check = call->check;
     record.waiting_peer = -1;
-    store_text(record.site, sizeof(record.site), call->site);
+    const std::string site = rank == rank_ ? site_text(call->site) : call->site_text;
+    store_text(record.site, sizeof(record.site), site);
   }
 }
 

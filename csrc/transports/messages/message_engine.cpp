@@ -218,9 +218,7 @@ void MessageEngine::step_queue() {
       if (current_ == nullptr) {
         begin(job, true);
         show(job.call->descriptor, job.call->count, job.site);
-        const MessageTask::Turn turn{seq_, unproven_.mixed(job.call->check), job.proven || early_};
-        current_ = std::make_unique<MessageTask>(link_, *job.call, job.in, job.out, turn,
-                                                 rooms_[0].scratch);
+        current_ = make_task(rooms_[0], job, seq_);
         show_queue();
       }
       over = current_->advance();
@@ -322,6 +320,7 @@ void MessageEngine::forget(Ticket ticket) {
 }
 
 void MessageEngine::settle() {
+  if (prompt()) return;
   await(helper() != nullptr ? helper()->last() : submitted_.load(), kDefaultTimeout);
 }
 

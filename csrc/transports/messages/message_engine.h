@@ -17,9 +17,12 @@
 
 #include "base/fork_guard.h"
 #include "base/one_thread.h"
+#include "base/reentrant_mutex.h"
+#include "engine/engine.h"
 #include "engine/trace.h"
 #include "memory/board.h"
-#include "transports/messages/message_task.h"
+#include "transports/messages/packet_task.h"
+#include "transports/messages/payload_task.h"
 #include "transports/messages/unproven.h"
 
 namespace pycoll {
@@ -149,7 +152,7 @@ class MessageEngine {
   // What waits sleep on: the transport, which may wake them.
   Bell bell() const { return {.alarm = api_.get()}; }
   double timeout_s() const { return options_.timeout_s; }
-  std::recursive_mutex& mutex() { return mutex_; }
+  ReentrantMutex& mutex() { return mutex_; }
 
  private:
   struct Job {
@@ -243,7 +246,7 @@ class MessageEngine {
   ForkGuard fork_guard_;
   // Of the link and of what notices change: calls may run on the helper thread beside messages of
   // users, and several threads may wait for calls in the queue.
-  mutable std::recursive_mutex mutex_;
+  mutable ReentrantMutex mutex_;
   User user_{0};  // the thread that is inside
 
   uint64_t seq_ = 1;  // of the running call, or of the next
@@ -255,25 +258,30 @@ class MessageEngine {
   uint64_t answered_ns_ = 0;  // when answer() has looked
   uint64_t last_descriptor_ = 0, last_count_ = 0, last_check_ = 0;
   uint32_t last_site_ = 0;
+  uint64_t looked_back_ns_ = 0;    // the latest look_back()
   bool early_ = false;             // this rank leaves the running call early
   std::atomic<bool> told_{false};  // its caller knows that the communicator has failed
   UnprovenCalls unproven_;         // those that it has left so
   std::vector<PastCall> theirs_;   // those that others speak of
   std::vector<Refusal> refusals_;  // since all calls were proven, of this rank too
   struct Room {                    // of a task, and its memory, which outlives it
-    alignas(MessageTask) std::byte task[sizeof(MessageTask)];
-    MessageTask::Scratch scratch;
+    alignas(PacketTask) std::byte packets[sizeof(PacketTask)];
+    alignas(PayloadTask) std::byte payload[sizeof(PayloadTask)];
+    PacketTask::Scratch of_packets;
+    PayloadTask::Scratch of_payload;
   };
   struct Leave {
     void operator()(MessageTask* task) const { task->~MessageTask(); }
   };
+  using RoomedTask = std::unique_ptr<MessageTask, Leave>;
+  RoomedTask make_task(Room& room, const Job& job, uint64_t seq);
   struct BatchCall {
-    std::unique_ptr<MessageTask, Leave> task;
-    bool eager = false, over = false;
+    RoomedTask task;
+    bool over = false;
     uint32_t place = 0;  // of its room
   };
   Room rooms_[kBatch];
-  std::deque<BatchCall> batch_;     // the oldest has the number seq_
+  std::vector<BatchCall> batch_;    // the oldest, first, has the number seq_
   uint64_t moved_ = 0;              // grows whenever something has arrived or left
   std::exception_ptr batch_error_;  // caught by progress_batch()
 
@@ -305,8 +313,8 @@ class MessageEngine {
   mutable std::mutex site_mutex_;
   std::unique_ptr<HelperThread> own_helper_;  // if the transport takes calls on any thread
   std::atomic<HelperThread*> helper_{nullptr};
-  std::deque<Queued> queue_;              // otherwise; guarded by mutex_, too
-  std::unique_ptr<MessageTask> current_;  // of the oldest in queue_
+  std::deque<Queued> queue_;  // otherwise; guarded by mutex_, too
+  RoomedTask current_;        // of the oldest in queue_
   std::atomic<Ticket> submitted_{0}, finished_{0};
   // Never held while waiting: a thread that asks for an error may hold the GIL, for which a thread
   // that holds mutex_ may wait in a signal handler.

@@ -40,6 +40,10 @@ class MessageLink {
   // posted rank by rank: some MPIs let those from any source wait for ever where shared memory and
   // a network are both in use.
   const EagerHeader* receive_eager(Lane lane, uint32_t peer);
+  // The data of one on Lane::kEager that has arrived and was not released.
+  char* packet(uint32_t peer) {
+    return slots(Lane::kEager)[peer].buffer.get() + sizeof(EagerHeader);
+  }
   void release(Lane lane, uint32_t peer) { slots(lane)[peer].posted = false; }
 
   // Whether the eager messages of a call have left our buffers: then the call may end, and peers

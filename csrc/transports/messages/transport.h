@@ -50,6 +50,10 @@ class Transport : public Alarm {
   virtual Loss reject(int rank, const std::string& why) {
     return {0, "TransportError", "rank " + std::to_string(rank) + " has sent " + why};
   }
+  // Whoever locks it makes several calls at less cost, and keeps other threads from making any.
+  virtual bool try_lock() { return true; }
+  virtual void lock() {}
+  virtual void unlock() {}
   uint32_t losses() const { return losses_.load(std::memory_order_relaxed); }
   void sleep(uint32_t us) override { sleep_on(Bell{}, 0, us); }
   // Whether the program has shut the transport down: then nothing else may be called.

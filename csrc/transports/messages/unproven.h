@@ -17,7 +17,8 @@ namespace pycoll {
 struct PastCall {
   uint32_t src = 0;
   uint64_t seq = 0, descriptor = 0, count = 0, check = 0;
-  std::string site{};
+  uint32_t site = 0;        // of one of its own, to the rank itself
+  std::string site_text{};  // of one that another rank tells of
 
   // Whether two ranks have made the same call under one number.
   bool differs(const PastCall& other) const {

@@ -2,9 +2,8 @@
 
 #include <dlfcn.h>
 
-#include <mutex>
-
 #include "base/error.h"
+#include "base/reentrant_mutex.h"
 
 namespace pycoll {
 namespace {
@@ -42,11 +41,21 @@ struct MpiApi::Lock {
   ~Lock() {
     if (mutex != nullptr) mutex->unlock();
   }
-  static std::mutex inside;
-  std::mutex* mutex;
+  static ReentrantMutex inside;
+  ReentrantMutex* mutex;
 };
 
-std::mutex MpiApi::Lock::inside;
+ReentrantMutex MpiApi::Lock::inside;
+
+bool MpiApi::try_lock() { return any_thread || Lock::inside.try_lock(); }
+
+void MpiApi::lock() {
+  if (!any_thread) Lock::inside.lock();
+}
+
+void MpiApi::unlock() {
+  if (!any_thread) Lock::inside.unlock();
+}
 
 MpiApi::MpiApi(const MpiFacts& facts) : Transport(facts.tag_ub, facts.multiple), facts_(facts) {
   void* library = open_library(facts.module);
@@ -60,9 +69,7 @@ MpiApi::MpiApi(const MpiFacts& facts) : Transport(facts.tag_ub, facts.multiple),
   find(library, "MPI_Error_string", error_string_);
 }
 
-void MpiApi::check(int code, const char* what) {
-  if (code == 0) [[likely]]
-    return;
+void MpiApi::fail(int code, const char* what) {
   char text[kErrorText] = "";
   int length = 0, kind = 0;
   error_string_(code, text, &length);

@@ -37,10 +37,17 @@ class MpiApi : public Transport {
   void cancel(Request& request) override;
   // Whether MPI has been finalized: any other MPI function would end the job then.
   bool ended() const override;
+  bool try_lock() override;
+  void lock() override;
+  void unlock() override;
 
  private:
   struct Lock;
-  void check(int code, const char* what);
+  void check(int code, const char* what) {
+    if (code != 0) [[unlikely]]
+      fail(code, what);
+  }
+  [[noreturn]] void fail(int code, const char* what);
 
   const MpiFacts facts_;
   int (*isend_)(const void*, int, MpiHandle, int, int, MpiHandle, void*) = nullptr;

@@ -131,7 +131,6 @@ void die(Fiber& dying, bool frozen) {
     if (frozen || lock.owner == kMost) continue;
     if (world->fibers[lock.owner].process != dying.process) continue;
     lock.owner = kMost;
-    lock.depth = 0;
     lock.owner_died = true;
     lock.released = last;
     unblock(address);

@@ -78,12 +78,13 @@ void forget(const void* at);  // an atomic begins its life there
 void yield();
 int process_id();
 // Locks, of whatever address; they return what those of pthreads do.
-int try_lock(const void* lock, bool again = false);  // `again`: its owner may
-int lock(const void* lock, bool again = false);
+int try_lock(const void* lock);
+int lock(const void* lock);
 int unlock(const void* lock);
 void wait_for_notice(const void* condition, const void* lock);
 void notify(const void* condition);
 // Threads of the running process.
+unsigned long thread_id();  // of the running one; never 0
 uint32_t start_thread(std::function<void()> body);
 void join_thread(uint32_t thread);
 void sleep_ns(uint64_t ns);
@@ -130,15 +131,6 @@ class simulated_mutex {
   simulated_mutex(const simulated_mutex&) = delete;
   void lock() { simulation::lock(this); }
   bool try_lock() { return simulation::try_lock(this) == 0; }
-  void unlock() { simulation::unlock(this); }
-};
-
-class simulated_recursive_mutex {
- public:
-  simulated_recursive_mutex() = default;
-  simulated_recursive_mutex(const simulated_recursive_mutex&) = delete;
-  void lock() { simulation::lock(this, true); }
-  bool try_lock() { return simulation::try_lock(this, true) == 0; }
   void unlock() { simulation::unlock(this); }
 };
 
@@ -252,7 +244,7 @@ class simulated_atomic {
 #define atomic simulated_atomic
 #define atomic_thread_fence simulated_fence
 #define mutex simulated_mutex
-#define recursive_mutex simulated_recursive_mutex
+#define pthread_self simulation::thread_id
 #define condition_variable simulated_condition_variable
 #define thread simulated_thread
 #define this_thread simulated_this_thread

@@ -44,7 +44,7 @@ struct Cell {  // eight bytes of plain memory
 };
 
 struct Lock {
-  uint32_t owner = kMost, depth = 0;
+  uint32_t owner = kMost;
   bool owner_died = false;
   Clock released{};
 };

@@ -28,29 +28,28 @@ void yield() {
   block(nullptr, world->now_ns + kYieldNs);
 }
 
-int try_lock(const void* address, bool again) {
+int try_lock(const void* address) {
   if (!inside()) return 0;
   point();
   Lock& lock = world->locks[address];
-  if (lock.owner != kMost && !(again && lock.owner == world->running)) return EBUSY;
+  if (lock.owner != kMost) return EBUSY;
   lock.owner = world->running;
-  ++lock.depth;
   join(me().clock, lock.released);
   return std::exchange(lock.owner_died, false) ? EOWNERDEAD : 0;
 }
 
-int lock(const void* address, bool again) {
-  int result = try_lock(address, again);
+int lock(const void* address) {
+  int result = try_lock(address);
   while (result == EBUSY) {
     block(address, UINT64_MAX);
-    result = try_lock(address, again);
+    result = try_lock(address);
   }
   return result;
 }
 
 static void release(const void* address) {
   Lock& lock = world->locks[address];
-  if (lock.depth == 0 || --lock.depth > 0) return;
+  if (lock.owner == kMost) return;
   lock.owner = kMost;
   ++me().clock[world->running];
   lock.released = me().clock;
@@ -74,6 +73,8 @@ void notify(const void* condition) {
   point();
   unblock(condition);
 }
+
+unsigned long thread_id() { return inside() ? world->running + 1ul : kMost + 1ul; }
 
 uint32_t start_thread(std::function<void()> body) {
   point();

@@ -1,4 +1,4 @@
-// Where the pieces of a call over messages lie, packing them, and folding them.
+// Where the pieces of a call with payload lie, packing them, and folding them.
 //
 // On the wire chunk k of a message stands at k * reach elements. Chunks at the end of a vector may
 // be shorter than that; a rank that receives into a scratch slot does not know which ones are, so
@@ -6,46 +6,20 @@
 #include <algorithm>
 
 #include "kernels/fold/fold.h"
-#include "transports/messages/message_task.h"
+#include "transports/messages/payload_task.h"
 
 namespace pycoll {
 
 // Address of chunk k of a piece in the segment of a window, and how many elements it has there.
-char* MessageTask::resolve(const Window& window, const Operand& operand, uint32_t k,
+char* PayloadTask::resolve(const Window& window, const Operand& operand, uint32_t k,
                            uint64_t& length) const {
-  const Plan& plan = *call_.plan;
-  length = window.reach;
-  if (operand.buffer == static_cast<uint16_t>(Buffer::kStaging)) {
-    return window.cells + (operand.chunk + k) * call_.stride;
-  }
-  const bool in = operand.buffer == static_cast<uint16_t>(Buffer::kIn);
-  char* base = in ? in_ : out_;
-  uint32_t chunk = operand.chunk + k;
-  if (chunk >= plan.chunks) [[unlikely]]
-    chunk %= plan.chunks;
-  const Layout layout = in ? call_.in_layout : call_.out_layout;
-  uint64_t offset, extent;
-  if (layout == Layout::kTable) {
-    const PieceTable& table = in ? call_.in_table : call_.out_table;
-    const size_t entry = size_t{operand.rank} * plan.chunks + chunk;
-    offset = table.offset[entry];
-    extent = table.length[entry];
-  } else {
-    offset = chunk * call_.chunk;
-    extent = offset < call_.count ? std::min(call_.count - offset, call_.chunk) : 0;
-    if (layout == Layout::kOwn) {
-      offset -= uint64_t{operand.rank} * (plan.chunks / plan.world_size) * call_.chunk;
-    }
-  }
-  if (extent <= window.start) {
-    length = 0;
-    return base;
-  }
-  length = std::min(length, extent - window.start);
-  return base + (offset + window.start) * call_.elem_bytes;
+  const PiecePlace place = place_of(call_, operand, k, window.start, window.reach);
+  length = place.length;
+  if (place.buffer == Buffer::kStaging) return window.cells + place.at;
+  return (place.buffer == Buffer::kIn ? in_ : out_) + place.at;
 }
 
-MessageTask::Span MessageTask::span(const Window& window, const Operand& operand, uint32_t first,
+PayloadTask::Span PayloadTask::span(const Window& window, const Operand& operand, uint32_t first,
                                     uint32_t chunks) const {
   uint64_t length;
   char* data = resolve(window, operand, first, length);
@@ -62,7 +36,7 @@ MessageTask::Span MessageTask::span(const Window& window, const Operand& operand
 
 // The bytes that a message must have to fill its destination; 0 for a slot, which may stand for a
 // chunk at the end of a vector.
-uint64_t MessageTask::needed(const Window& window, const Operand& operand, uint32_t first,
+uint64_t PayloadTask::needed(const Window& window, const Operand& operand, uint32_t first,
                              uint32_t chunks) const {
   if (operand.buffer == static_cast<uint16_t>(Buffer::kStaging)) return 0;
   for (uint32_t k = chunks; k-- > 0;) {
@@ -74,7 +48,7 @@ uint64_t MessageTask::needed(const Window& window, const Operand& operand, uint3
 }
 
 // Copies chunks to where they stand on the wire; returns the bytes up to the last that has any.
-uint64_t MessageTask::gather(const Window& window, const Operand& operand, uint32_t first,
+uint64_t PayloadTask::gather(const Window& window, const Operand& operand, uint32_t first,
                              uint32_t chunks, char* to) {
   const uint64_t pitch = window.reach * call_.elem_bytes;
   uint64_t end = 0;
@@ -88,7 +62,7 @@ uint64_t MessageTask::gather(const Window& window, const Operand& operand, uint3
   return end;
 }
 
-void MessageTask::scatter(const Window& window, const Operand& operand, uint32_t first,
+void PayloadTask::scatter(const Window& window, const Operand& operand, uint32_t first,
                           uint32_t chunks, const char* from, uint64_t nbytes) {
   const uint64_t pitch = window.reach * call_.elem_bytes;
   for (uint32_t k = 0; k < chunks && k * pitch < nbytes; ++k) {
@@ -100,7 +74,7 @@ void MessageTask::scatter(const Window& window, const Operand& operand, uint32_t
 }
 
 // Folds chunks one by one, or all at once where every operand has them in one piece.
-void MessageTask::fold_pieces(Window& window, const Instr& instr) {
+void PayloadTask::fold_pieces(Window& window, const Instr& instr) {
   const Operand* operands = call_.plan->operands.data() + instr.arg;
   const uint32_t total = uint32_t{instr.nsrc} + instr.ndst;
   const bool together =
@@ -137,7 +111,7 @@ void MessageTask::fold_pieces(Window& window, const Instr& instr) {
   }
 }
 
-void MessageTask::scale_out() {
+void PayloadTask::scale_out() {
   const Plan& plan = *call_.plan;
   const bool own = call_.out_layout == Layout::kOwn;
   const uint32_t share = plan.chunks / plan.world_size, rank = link_.rank();
