@@ -10,6 +10,8 @@ namespace {
 
 constexpr uint32_t kMinOperands = 64;
 constexpr size_t kMaxChoices = 1024;
+constexpr uint64_t kSmallBytes = 64
+                                 << 10;  // of a call whose wait is worth less than waking a thread
 constexpr uint64_t kLeaveNs = 500'000'000;
 constexpr char kNotHere[] = "this call belongs to the parent process";
 
@@ -178,10 +180,13 @@ inline Engine::Ticket Engine::queue(std::shared_ptr<const BoundCall>&& call, con
   const Use use(user_, rank_);
   Job job = prepare(*call, in, out, site, timeout_s);
   job.detours = std::move(detours);
-  return started_helper().submit([this, job, call = std::move(call)](bool helped) mutable {
-    job.signals = helped;
-    kTrace ? execute_traced(job) : execute(job);
-  });
+  const bool small = call->in_bytes + call->out_bytes <= kSmallBytes;
+  return started_helper().submit(
+      [this, job, call = std::move(call)](bool helped) mutable {
+        job.signals = helped;
+        kTrace ? execute_traced(job) : execute(job);
+      },
+      small ? HelperThread::Start::kSoon : HelperThread::Start::kNow);
 }
 
 // Runs a call that has an alternative, or the alternative.
@@ -264,7 +269,7 @@ HelperThread& Engine::started_helper() {
 
 // Runs work behind the queue. It may refer to the caller's memory: it is over when this returns.
 void Engine::run_queued(HelperThread::Work work) {
-  const Ticket ticket = helper()->submit(std::move(work));
+  const Ticket ticket = helper()->submit(std::move(work), HelperThread::Start::kSoon);
   try {
     wait(ticket);
   } catch (...) {

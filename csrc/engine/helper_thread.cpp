@@ -14,6 +14,7 @@ namespace {
 // The helper has nothing to check while it has nothing to do, so its slices of sleep may be long.
 constexpr WaitPolicy kIdle = {
     .spins = 0, .yield_us = 0, .first_slice_us = 1000000, .last_slice_us = 1000000000};
+constexpr uint64_t kAwakeNs = 20'000'000;  // behind the last work, in naps
 constexpr auto kNeverGiveUp = [](Pulse) { return false; };
 
 thread_local const HelperThread* waiting_for = nullptr;  // what this thread waits for
@@ -60,7 +61,7 @@ void HelperThread::refuse_nested() const {
              "a signal handler used a communicator while its thread was inside a call of it");
 }
 
-HelperThread::Ticket HelperThread::submit(Work work) {
+HelperThread::Ticket HelperThread::submit(Work work, Start start) {
   refuse_nested();
   Ticket ticket;
   {
@@ -70,21 +71,39 @@ HelperThread::Ticket HelperThread::submit(Work work) {
     ticket = submitted_.fetch_add(1, std::memory_order_release) + 1;
   }
   notify(work_word_, {&work_word_, &work_sleepers_});
+  if (start == Start::kNow && napping_.load(std::memory_order_seq_cst)) wake({&work_word_});
   return ticket;
 }
 
+bool HelperThread::over() const { return stopping_.load(std::memory_order_acquire) && idle(); }
+
 void HelperThread::serve() {
-  const auto over = [this] { return stopping_.load(std::memory_order_acquire) && idle(); };
   while (!over()) {
-    wait_until(
-        kIdle, {&work_word_, &work_sleepers_},
-        [&] {
-          const uint64_t started = started_.load(std::memory_order_acquire);
-          return (done(started) && last() > started) || over();
-        },
-        kNeverGiveUp);
+    await_work();
     run_next(false);
   }
+}
+
+// Sleeps until there is work that nobody runs. To be woken costs whoever queues work more than a
+// small call, so for a while behind the last work it wakes by itself.
+void HelperThread::await_work() {
+  const auto ready = [this] {
+    const uint64_t started = started_.load(std::memory_order_acquire);
+    return (done(started) && last() > started) || over();
+  };
+  uint64_t known = 0, until = 0;
+  for (;;) {
+    const uint64_t submitted = last(), now = now_ns();
+    if (submitted != known) until = now + kAwakeNs;
+    known = submitted;
+    if (now >= until) break;
+    const uint32_t seen = load_bell({&work_word_});
+    napping_.store(true, std::memory_order_seq_cst);
+    if (!ready()) sleep_on({&work_word_}, seen, kNapUs);
+    napping_.store(false, std::memory_order_relaxed);
+    if (ready()) return;
+  }
+  wait_until(kIdle, {&work_word_, &work_sleepers_}, ready, kNeverGiveUp);
 }
 
 bool HelperThread::run_next(bool helped) {

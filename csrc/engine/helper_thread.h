@@ -30,9 +30,14 @@ class HelperThread {
   HelperThread(const HelperThread&) = delete;
   HelperThread& operator=(const HelperThread&) = delete;
 
+  // When the thread looks at work that is queued: at once, for which it may have to be woken; or
+  // within kNapUs, so that whoever waits soon runs it instead.
+  enum class Start : uint8_t { kNow, kSoon };
+  static constexpr uint32_t kNapUs = 100;
+
   // Queues work; an exception it throws is kept for error(). Tickets count up from 1. This, help()
   // and wait() throw ConcurrentUseError inside of a wait of the same thread: in a signal handler.
-  Ticket submit(Work work);
+  Ticket submit(Work work, Start start = Start::kNow);
 
   // Whether everything submitted has finished.
   bool idle() const { return done(last()); }
@@ -63,6 +68,8 @@ class HelperThread {
  private:
   class Waiting;
   void serve();
+  void await_work();
+  bool over() const;
   void refuse_nested() const;
   bool run_next(bool helped);  // false if there is nothing to run, or another thread runs work
   void notify(std::atomic<uint32_t>& word, const Bell& bell);
@@ -76,6 +83,7 @@ class HelperThread {
   std::atomic<uint64_t> submitted_{0}, started_{0}, finished_{0};
   std::atomic<bool> stopping_{false};
   std::atomic<uint32_t> work_word_{0}, work_sleepers_{0};
+  std::atomic<bool> napping_{false};  // the thread sleeps, but not for long
   std::atomic<uint32_t> done_word_{0}, done_sleepers_{0};
   std::unique_ptr<std::thread> thread_;
 };

@@ -135,9 +135,9 @@ void MessageEngine::end() {
 }
 
 template <typename F>
-MessageEngine::Ticket MessageEngine::submit_to_helper(F&& work) {
+MessageEngine::Ticket MessageEngine::submit_to_helper(F&& work, HelperThread::Start start) {
   try {
-    return helper()->submit(std::forward<F>(work));
+    return helper()->submit(std::forward<F>(work), start);
   } catch (const std::bad_alloc&) {
     out_of_memory();
   }
@@ -149,8 +149,8 @@ void MessageEngine::run(const BoundCall& call, const void* in, void* out, uint32
   const Use use(user_, rank_);
   const Job job{&call, in, out, site, timeout_s};
   if (helper() != nullptr && !helper()->idle()) {
-    const HelperThread::Ticket ticket =
-        submit_to_helper([this, job](bool helped) { execute(job, helped); });
+    const HelperThread::Ticket ticket = submit_to_helper(
+        [this, job](bool helped) { execute(job, helped); }, HelperThread::Start::kSoon);
     try {
       wait(ticket);
     } catch (...) {  // the call, and its arrays, are the caller's again only when it is over
@@ -171,8 +171,9 @@ MessageEngine::Ticket MessageEngine::submit(std::shared_ptr<const BoundCall> cal
   const Job job{call.get(), in, out, site, timeout_s};
   if (api_->any_thread) {
     if (helper() == nullptr) make_helper();
+    const auto start = call->tiny ? HelperThread::Start::kSoon : HelperThread::Start::kNow;
     return submit_to_helper(
-        [this, job, call = std::move(call)](bool helped) { execute(job, helped); });
+        [this, job, call = std::move(call)](bool helped) { execute(job, helped); }, start);
   }
   try {
     const std::lock_guard lock(mutex_);

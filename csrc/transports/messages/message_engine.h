@@ -206,7 +206,7 @@ class MessageEngine {
   void end();
   std::string name_dead_rank(const std::string& text);
   template <typename F>
-  Ticket submit_to_helper(F&& work);
+  Ticket submit_to_helper(F&& work, HelperThread::Start start);
   void make_helper();
   void step_queue();
   void end_queued(std::exception_ptr error);
