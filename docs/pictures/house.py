@@ -88,7 +88,7 @@ BOXES = (
     Box("csrc/cuda", "the device library", VIOLET, DEVICE, 2.5, NARROW, 1.6),
 )
 CALL = (
-    ("pycoll/comm/communicator.py", "the method: a signature, no body"),
+    ("pycoll/comm/collectives.py", "the method: a signature, no body"),
     ("csrc/bindings/fast_path.cpp", "a call like an earlier one goes straight to 7"),
     ("pycoll/runtime/sessions/session.py", "any other call: Session.call"),
     ("pycoll/runtime/calls/prepare.py", "checks arguments, finds their memory"),

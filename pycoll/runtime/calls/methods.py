@@ -99,6 +99,8 @@ def collective(kind: Kind, *, in_place: bool = False) -> Callable[[_F], _F]:
             for name, default in (_DEFAULTS | given).items()
         )
         method = _C.Method(kind, names, positional, defaults, in_place)
-        return functools.update_wrapper(method, function)
+        functools.update_wrapper(method, function)
+        method.__qualname__ = f"Communicator.{function.__name__}"  # the class that users know
+        return method
 
     return decorate

@@ -53,6 +53,26 @@ def test_every_collective_in_the_background(run):
     ]
 
 
+@pytest.mark.parametrize("n", [1, 10_000, 300_000])
+def test_a_call_goes_on_while_its_thread_does_something_else(run, n):
+    """Nobody waits for it before the others have its result, whether or not the helper sleeps."""
+
+    def rank(comm):
+        x, said = values(comm, n), np.zeros(1)
+        for pause_s in (0, 0, 0.001, 0.05):
+            time.sleep(pause_s)
+            if comm.rank == 0:
+                work = comm.all_reduce(x, async_op=True)
+                comm.recv(said, src=1, timeout=20)
+                assert work.wait()[0] == 3
+            else:
+                said[0] = comm.all_reduce(x, timeout=20)[0]
+                comm.send(said, dst=0)
+        return said[0]
+
+    assert run(2, rank) == [3, 3]
+
+
 def test_a_queue_runs_in_order_and_before_blocking_calls(run):
     def rank(comm):
         x = np.ones(3)
