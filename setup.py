@@ -29,7 +29,7 @@ BINDINGS = {
     "objects": ["control", "kernels", "memory", "messages", "module"],
     "calls": [
         *("address_call", "arguments", "dlpack", "fast_method", "fast_path", "plans"),
-        "remembered_calls",
+        *("python_frame", "remembered_calls"),
     ],
 }
 NATIVE = os.environ.get("PYCOLL_ISA") == "native"

@@ -6,6 +6,7 @@
 #include "bindings/bindings.h"
 #include "bindings/fast_path.h"
 #include "bindings/owned_class.h"
+#include "bindings/python_frame.h"
 #include "kernels/fold/fold.h"
 
 namespace py = pybind11;
@@ -228,6 +229,7 @@ PYBIND11_MODULE(_C, m) {
           "check_peers", [](Engine& e) { e.check(kNoRank, Pulse::kYield); }, Release())
       .def("report", [](Engine& e) { return report_of(e, rank_report); });
   bind_address_call(m);
+  bind_program_places(m);
   add_fastcall(m);
   add_caller(m);
   add_method(m);

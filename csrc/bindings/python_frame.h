@@ -10,10 +10,11 @@
 
 #include <array>
 #include <cstdint>
+#include <utility>
 
 namespace pycoll {
 
-// Which code runs, and how far it is in it.
+// Which code runs, and how many bytes it is in it.
 struct CodePlace {
   pybind11::object code;
   int lasti = -1;
@@ -45,10 +46,11 @@ struct Frame311 {
   _Py_CODEUNIT* instruction;
 };
 
-// The place `depth` frames further out than the innermost one.
-inline CodePlace outer_place(int depth) {
-  const auto* frame = reinterpret_cast<const Frame311*>(PyThreadState_Get()->cframe->current_frame);
-  for (; frame != nullptr && depth > 0; --depth) frame = frame->previous;
+inline const Frame311* innermost_frame() {
+  return reinterpret_cast<const Frame311*>(PyThreadState_Get()->cframe->current_frame);
+}
+
+inline CodePlace place_of(const Frame311* frame) {
   if (frame == nullptr) return {};
   const auto first = reinterpret_cast<uintptr_t>(frame->code->co_code_adaptive);
   const auto code = reinterpret_cast<PyObject*>(frame->code);
@@ -56,7 +58,24 @@ inline CodePlace outer_place(int depth) {
           static_cast<int>(reinterpret_cast<uintptr_t>(frame->instruction) - first)};
 }
 
-inline CodePlace innermost_place() { return outer_place(0); }
+// The place `depth` frames further out than the innermost one.
+inline CodePlace outer_place(int depth) {
+  const Frame311* frame = innermost_frame();
+  for (; frame != nullptr && depth > 0; --depth) frame = frame->previous;
+  return place_of(frame);
+}
+
+inline CodePlace innermost_place() { return place_of(innermost_frame()); }
+
+// The innermost place outside of all code for which inside(code) is true.
+template <typename Inside>
+CodePlace place_outside(const Inside& inside) {
+  const Frame311* frame = innermost_frame();
+  while (frame != nullptr && inside(reinterpret_cast<PyObject*>(frame->code))) {
+    frame = frame->previous;
+  }
+  return place_of(frame);
+}
 
 #else
 
@@ -64,31 +83,57 @@ inline CodePlace innermost_place() {
   PyFrameObject* frame = PyEval_GetFrame();
   if (frame == nullptr) return {};
   const auto code = reinterpret_cast<PyObject*>(PyFrame_GetCode(frame));
-  return {pybind11::reinterpret_steal<pybind11::object>(code), frame->f_lasti};
+  const int lasti = frame->f_lasti * static_cast<int>(sizeof(_Py_CODEUNIT));
+  return {pybind11::reinterpret_steal<pybind11::object>(code), lasti};
 }
 
 #endif
 
 #if PY_VERSION_HEX < 0x030B0000 || PY_VERSION_HEX >= 0x030C0000
 
-inline CodePlace outer_place(int depth) {
-  const auto frame_of = [](const pybind11::object& object) {
-    return reinterpret_cast<PyFrameObject*>(object.ptr());
-  };
-  auto frame = pybind11::reinterpret_borrow<pybind11::object>(
-      reinterpret_cast<PyObject*>(PyEval_GetFrame()));
-  for (; frame && depth > 0; --depth) {
-    frame = pybind11::reinterpret_steal<pybind11::object>(
-        reinterpret_cast<PyObject*>(PyFrame_GetBack(frame_of(frame))));
+// A frame as an object, or null.
+class FrameObject {
+ public:
+  static FrameObject innermost() {
+    return pybind11::reinterpret_borrow<pybind11::object>(
+        reinterpret_cast<PyObject*>(PyEval_GetFrame()));
   }
-  if (!frame) return {};
-  const auto code = reinterpret_cast<PyObject*>(PyFrame_GetCode(frame_of(frame)));
+  explicit operator bool() const { return static_cast<bool>(frame_); }
+  FrameObject outer() const {
+    return pybind11::reinterpret_steal<pybind11::object>(
+        reinterpret_cast<PyObject*>(PyFrame_GetBack(get())));
+  }
+  pybind11::object code() const {
+    return pybind11::reinterpret_steal<pybind11::object>(
+        reinterpret_cast<PyObject*>(PyFrame_GetCode(get())));
+  }
+  CodePlace place() const {
+    if (!frame_) return {};
 #if PY_VERSION_HEX >= 0x030B0000
-  const int lasti = PyFrame_GetLasti(frame_of(frame));
+    return {code(), PyFrame_GetLasti(get())};
 #else
-  const int lasti = frame_of(frame)->f_lasti;
+    return {code(), get()->f_lasti * static_cast<int>(sizeof(_Py_CODEUNIT))};
 #endif
-  return {pybind11::reinterpret_steal<pybind11::object>(code), lasti};
+  }
+
+ private:
+  FrameObject(pybind11::object frame) : frame_(std::move(frame)) {}
+  PyFrameObject* get() const { return reinterpret_cast<PyFrameObject*>(frame_.ptr()); }
+
+  pybind11::object frame_;
+};
+
+inline CodePlace outer_place(int depth) {
+  FrameObject frame = FrameObject::innermost();
+  for (; frame && depth > 0; --depth) frame = frame.outer();
+  return frame.place();
+}
+
+template <typename Inside>
+CodePlace place_outside(const Inside& inside) {
+  FrameObject frame = FrameObject::innermost();
+  while (frame && inside(frame.code().ptr())) frame = frame.outer();
+  return frame.place();
 }
 
 #endif
@@ -114,5 +159,13 @@ class KnownPlaces {
  private:
   std::array<KnownPlace, 256> slots_;
 };
+
+// Adds the type `ProgramPlaces`.
+//
+//   places = ProgramPlaces(); places.find()
+//
+// is the number of the innermost place outside of the library, or 0: then Python code looks for it,
+// and tells what it has found by learn(code, inside) and number(code, lasti, number).
+void bind_program_places(pybind11::module_& m);
 
 }  // namespace pycoll

@@ -295,16 +295,26 @@ def test_a_call_with_the_sizes_of_before_only_compares_them(monkeypatch):
     def rank(comm):
         me, n = comm.rank, comm.world_size
         calls = {
-            "all_gather_v": lambda x: comm.all_gather_v(x),
-            "gather_v": lambda x: comm.gather_v(x, n - 1),
-            "all_to_all_v": lambda x: comm.all_to_all_v(x, [len(x) - n + 1] + [1] * (n - 1)),
+            "all_gather_v": lambda x, out=None: comm.all_gather_v(x, out=out),
+            "gather_v": lambda x, out=None: comm.gather_v(x, n - 1, out=out),
+            "all_to_all_v": lambda x, out=None: comm.all_to_all_v(
+                x, [len(x) - n + 1] + [1] * (n - 1), out=out
+            ),
         }
 
         def looks(*_):
             raise AssertionError("the call was looked at again")
 
-        def wrong(name, rows):
-            got = calls[name](np.full((rows[me], 2), 10.0 * me))
+        def wrong(name, rows, given=False):
+            x, made = np.full((rows[me], 2), 10.0 * me), None
+            if given and (name != "gather_v" or me == n - 1):
+                total = sum(rows)
+                if name == "all_to_all_v":
+                    total = sum(r - n + 1 if me == 0 else 1 for r in rows)
+                made = np.zeros((total, 2))
+            got = calls[name](x, made)
+            if made is not None and got is not made:
+                return True
             if name == "all_to_all_v":
                 rows = [r - n + 1 if me == 0 else 1 for r in rows]
             want = np.concatenate([np.full((r, 2), 10.0 * i) for i, r in enumerate(rows)])
@@ -316,10 +326,10 @@ def test_a_call_with_the_sizes_of_before_only_compares_them(monkeypatch):
         for name in calls:
             rows = [n + r for r in range(n)]
             others = [*rows[:-1], 2 * n + 5]  # of the last rank only
-            found += [wrong(name, rows), wrong(name, rows)]
+            found += [wrong(name, rows), wrong(name, rows), wrong(name, rows, given=True)]
             with monkeypatch.context() as patch:
                 patch.setattr(v_variants, "_arrays", looks)
-                found.append(wrong(name, rows))
+                found += [wrong(name, rows), wrong(name, rows, given=True)]
             found += [wrong(name, others), wrong(name, rows), wrong(name, others)]
             with pytest.raises(MismatchError, match="dtype"):
                 calls[name](np.zeros((rows[me], 2), np.int32 if me == n - 1 else np.float64))
@@ -330,4 +340,32 @@ def test_a_call_with_the_sizes_of_before_only_compares_them(monkeypatch):
         return found
 
     for n in (2, 3):
-        assert run_processes(n, rank) == [[False] * 21] * n
+        assert run_processes(n, rank) == [[False] * 27] * n
+
+
+def test_outputs_that_do_not_fit_after_one_that_did():
+    """A repeated call looks at its output as the first one did."""
+
+    def rank(comm):
+        me, n = comm.rank, comm.world_size
+        x, room = np.full(3, me + 1.0), np.zeros(3 * n + 3)
+        want = np.repeat(np.arange(n) + 1.0, 3)
+        for _ in range(2):
+            assert comm.all_gather_v(x, out=room[: 3 * n]).base is room
+            assert np.array_equal(room[: 3 * n], want)
+        readonly = np.zeros(3 * n)
+        readonly.flags.writeable = False
+        for bad in (
+            np.zeros(3 * n + 1),
+            np.zeros(3 * n, np.float32),
+            readonly,
+            np.zeros(6 * n)[::2],
+        ):
+            with pytest.raises(ArgumentError, match="out"):
+                comm.all_gather_v(x, out=bad)
+        room[1:4] = me + 1.0  # the input lies in the output
+        assert np.array_equal(comm.all_gather_v(room[1:4], out=room[: 3 * n]), want)
+        return True
+
+    for n in (2, 3):
+        assert run_processes(n, rank) == [True] * n

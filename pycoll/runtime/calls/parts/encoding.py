@@ -7,6 +7,7 @@ scalars, as a .npy file. Reading never runs code that came with the bytes.
 
 from __future__ import annotations
 
+import functools
 import io
 import struct
 from typing import Any
@@ -52,6 +53,7 @@ def unpack(data: bytes, pickle: bool, sender: str) -> Any:
     return _unpacked(data[1:])
 
 
+@functools.cache
 def _msgpack() -> Any:
     try:
         import msgpack

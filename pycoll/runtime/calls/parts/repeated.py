@@ -34,9 +34,9 @@ def key_of(kind: Kind, x: Any, out: Any, *options: Any) -> Key | None:
 
     Of a call that needs a closer look it is None. `options` are numbers, or a list of them.
     """
-    if type(x) is not np.ndarray or out is not None or _C.stretch(x, False) is None:
+    if type(x) is not np.ndarray or _C.stretch(x, False) is None or not _takes(out, x):
         return None
-    found = []
+    found: list[Any] = [None if out is None else out.shape]
     for option in options:
         if type(option) is list and all(type(number) is int for number in option):
             found.append(tuple(option))
@@ -49,8 +49,21 @@ def key_of(kind: Kind, x: Any, out: Any, *options: Any) -> Key | None:
     return None if x.dtype.kind in _NAMED_ALIKE else (kind, x.dtype, x.shape, *found)
 
 
+def _takes(out: Any, x: np.ndarray) -> bool:
+    """Return whether `out`, if there is one, takes a result of the type of `x`, apart from it."""
+    if out is None:
+        return True
+    if type(out) is not np.ndarray or out.dtype != x.dtype:
+        return False
+    target = _C.stretch(out, True)
+    if target is None:
+        return False
+    (begin, nbytes), (mine, size) = target, _C.stretch(x, False)
+    return begin + nbytes <= mine or mine + size <= begin
+
+
 def again(
-    session: Session, kind: Kind, key: Key | None, x: np.ndarray, timeout: float | None
+    session: Session, kind: Kind, key: Key | None, x: np.ndarray, out: Any, timeout: float | None
 ) -> tuple[bool, Any]:
     """Make a call that is like an earlier one.
 
@@ -65,11 +78,11 @@ def again(
     table = exchange(session, kind, call.row, limit)
     if table.tobytes() != call.table:
         return False, table
-    return True, session.start(session.refusing(lambda: _prepare(call, x)), limit, False)
+    return True, session.start(session.refusing(lambda: _prepare(call, x, out)), limit, False)
 
 
-def _prepare(call: Repeated, x: np.ndarray) -> Prepared:
-    result = None if call.shape is None else np.empty(call.shape, x.dtype)
+def _prepare(call: Repeated, x: np.ndarray, out: Any) -> Prepared:
+    result = np.empty(call.shape, x.dtype) if out is None and call.shape is not None else out
     target = 0 if result is None else _C.address(result)
     made = Prepared(call.binding, _C.address(x), target, result, (x, result))
     made.address_call = call.address_call

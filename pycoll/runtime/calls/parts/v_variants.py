@@ -243,7 +243,7 @@ def gather(
     """
     alike = known is expected is dtype_name  # all None
     key = repeated.key_of(kind, x, out, root) if alike else None
-    done, table = repeated.again(session, kind, key, x, timeout)
+    done, table = repeated.again(session, kind, key, x, out, timeout)
     if done:
         return table
     where = _arrays(session, x, out)
@@ -347,7 +347,7 @@ def all_to_all(
     kind = Kind.ALL_TO_ALL_V
     alike = expected is dtype_name and not known
     key = repeated.key_of(kind, x, out, counts) if alike else None
-    done, table = repeated.again(session, kind, key, x, timeout)
+    done, table = repeated.again(session, kind, key, x, out, timeout)
     if done:
         return table
     where = _arrays(session, x, out)
