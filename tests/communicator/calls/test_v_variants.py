@@ -289,41 +289,44 @@ def test_the_first_call_in_a_block_of_symmetric_memory(run):
     assert run(2, rank) == [[], []]
 
 
+class Blocks:
+    """V-variants of `rows[r]` rows from each rank r; on `all_to_all_v` one goes to each other."""
+
+    def __init__(self, comm):
+        self.comm, self.me, self.n = comm, comm.rank, comm.world_size
+
+    def call(self, name, x, out=None):
+        """Make a call."""
+        if name == "all_gather_v":
+            return self.comm.all_gather_v(x, out=out)
+        if name == "gather_v":
+            return self.comm.gather_v(x, self.n - 1, out=out)
+        counts = [len(x) - self.n + 1] + [1] * (self.n - 1)
+        return self.comm.all_to_all_v(x, counts, out=out)
+
+    def wrong(self, name, rows, given=False):
+        """Return whether the result is wrong, in an array of the caller if `given`."""
+        x = np.full((rows[self.me], 2), 10.0 * self.me)
+        if name == "all_to_all_v":
+            rows = [r - self.n + 1 if self.me == 0 else 1 for r in rows]
+        want = np.concatenate([np.full((r, 2), 10.0 * i) for i, r in enumerate(rows)])
+        if name == "gather_v" and self.me != self.n - 1:
+            return self.call(name, x) is not None
+        out = np.zeros_like(want) if given else None
+        got = self.call(name, x, out)
+        return not np.array_equal(got, want) or (given and got is not out)
+
+
 def test_a_call_with_the_sizes_of_before_only_compares_them(monkeypatch):
     """One rank may have other sizes than before: then all ranks look again."""
 
+    def looks(*_):
+        raise AssertionError("the call was looked at again")
+
     def rank(comm):
-        me, n = comm.rank, comm.world_size
-        calls = {
-            "all_gather_v": lambda x, out=None: comm.all_gather_v(x, out=out),
-            "gather_v": lambda x, out=None: comm.gather_v(x, n - 1, out=out),
-            "all_to_all_v": lambda x, out=None: comm.all_to_all_v(
-                x, [len(x) - n + 1] + [1] * (n - 1), out=out
-            ),
-        }
-
-        def looks(*_):
-            raise AssertionError("the call was looked at again")
-
-        def wrong(name, rows, given=False):
-            x, made = np.full((rows[me], 2), 10.0 * me), None
-            if given and (name != "gather_v" or me == n - 1):
-                total = sum(rows)
-                if name == "all_to_all_v":
-                    total = sum(r - n + 1 if me == 0 else 1 for r in rows)
-                made = np.zeros((total, 2))
-            got = calls[name](x, made)
-            if made is not None and got is not made:
-                return True
-            if name == "all_to_all_v":
-                rows = [r - n + 1 if me == 0 else 1 for r in rows]
-            want = np.concatenate([np.full((r, 2), 10.0 * i) for i, r in enumerate(rows)])
-            if name == "gather_v" and me != n - 1:
-                return got is not None
-            return not np.array_equal(got, want)
-
-        found = []
-        for name in calls:
+        n, found, blocks = comm.world_size, [], Blocks(comm)
+        wrong = blocks.wrong
+        for name in ("all_gather_v", "gather_v", "all_to_all_v"):
             rows = [n + r for r in range(n)]
             others = [*rows[:-1], 2 * n + 5]  # of the last rank only
             found += [wrong(name, rows), wrong(name, rows), wrong(name, rows, given=True)]
@@ -331,8 +334,9 @@ def test_a_call_with_the_sizes_of_before_only_compares_them(monkeypatch):
                 patch.setattr(v_variants, "_arrays", looks)
                 found += [wrong(name, rows), wrong(name, rows, given=True)]
             found += [wrong(name, others), wrong(name, rows), wrong(name, others)]
+            dtype = np.int32 if comm.rank == n - 1 else np.float64
             with pytest.raises(MismatchError, match="dtype"):
-                calls[name](np.zeros((rows[me], 2), np.int32 if me == n - 1 else np.float64))
+                blocks.call(name, np.zeros((rows[comm.rank], 2), dtype))
             found.append(wrong(name, rows))
         comm.all_to_all_v(np.zeros(n), [1] * n)
         with pytest.raises(ArgumentError, match="integers"):
