@@ -33,7 +33,7 @@ PacketTask::PacketTask(MessageLink& link, const BoundCall& call, const void* in,
 
 bool PacketTask::advance() {
   waiting_ = {};
-  if (!agreed_) agree_by_packets();
+  if (!agreed_) begin_agreement();
   for (const size_t end = plan_.steps.size(); next_ < end; ++next_) {
     const Step& step = plan_.steps[next_];
     switch (step.op) {
@@ -60,15 +60,15 @@ bool PacketTask::advance() {
     }
   }
   if (plan_.hears) agreed_ = true;
+  // Behind what this rank sends: the other one waits for that.
+  if (!agreed_ && plan_.tells) agreed_ = take_agreement(plan_.other);
   return agreed_ && link_.flushed(seq_);
 }
 
 // Of two ranks, one that gets a packet need not be told besides that its sender is here.
-void PacketTask::agree_by_packets() {
+void PacketTask::begin_agreement() {
   if (!plan_.tells && !plan_.hears) {
     agree();
-  } else if (!plan_.hears) {
-    agreed_ = take_agreement(plan_.other);
   } else if (!plan_.tells && distance_ == 0) {
     distance_ = 1;
     send_agreement(plan_.other);

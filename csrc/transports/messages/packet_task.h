@@ -22,7 +22,7 @@ class PacketTask final : public MessageTask {
   bool advance() override;
 
  private:
-  void agree_by_packets();
+  void begin_agreement();
   void send(const PacketPlan::Step& step);
   bool receive_together();
   bool take(const PacketPlan::Step& step);
