@@ -283,8 +283,8 @@ std::shared_ptr<const BoundCall> bind_call(Binding binding, const Geometry& geom
   return call;
 }
 
-std::shared_ptr<const BoundCall> bind_messages(Binding binding, const MessageLimits& limits,
-                                               bool agree, std::vector<uint32_t> team) {
+std::shared_ptr<BoundCall> bind_messages(Binding binding, const MessageLimits& limits, bool agree,
+                                         std::vector<uint32_t> team) {
   for (const uint32_t member : team) {
     COLL_CHECK(member < limits.world_size, "ScheduleError", "rank ", member, " of a team of ",
                limits.world_size);
@@ -293,7 +293,6 @@ std::shared_ptr<const BoundCall> bind_messages(Binding binding, const MessageLim
                     [&](Binder& binder) { binder.cut_messages(limits); });
   call->agree = agree;
   call->team = std::move(team);
-  if (call->tiny) call->packets = plan_packets(*call, limits.world_size);
   return call;
 }
 

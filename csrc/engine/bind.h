@@ -95,8 +95,8 @@ struct MessageLimits {
   uint64_t eager_bytes = 0;    // of a message that is copied into a packet
 };
 
-// The same for a plan of messages.
-std::shared_ptr<const BoundCall> bind_messages(Binding binding, const MessageLimits& limits,
-                                               bool agree, std::vector<uint32_t> team);
+// The same for a plan of messages, but for `packets`.
+std::shared_ptr<BoundCall> bind_messages(Binding binding, const MessageLimits& limits, bool agree,
+                                         std::vector<uint32_t> team);
 
 }  // namespace pycoll

@@ -76,8 +76,10 @@ std::shared_ptr<const BoundCall> MessageEngine::bind(Binding binding, uint64_t s
                                                      uint64_t eager_bytes, bool agree,
                                                      std::vector<uint32_t> team) const {
   eager_bytes = std::min(eager_bytes, kEagerBytes);
-  return bind_messages(std::move(binding), {world_size_, rank_, segment_bytes, eager_bytes}, agree,
-                       std::move(team));
+  const auto call = bind_messages(
+      std::move(binding), {world_size_, rank_, segment_bytes, eager_bytes}, agree, std::move(team));
+  if (call->tiny) call->packets = plan_packets(*call, world_size_);
+  return call;
 }
 
 uint32_t MessageEngine::site(std::string_view text) {

@@ -11,7 +11,9 @@ using Op = PacketPlan::Op;
 std::shared_ptr<const BoundCall> bound(std::shared_ptr<const Plan> plan, uint64_t count,
                                        bool agree = false) {
   const MessageLimits limits{plan->world_size, plan->rank, kSegment, kEager};
-  return bind_messages(sum_of(plan, count), limits, agree, {});
+  const auto call = bind_messages(sum_of(plan, count), limits, agree, {});
+  call->packets = plan_packets(*call, plan->world_size);
+  return call;
 }
 
 std::map<Op, int> steps_of(const BoundCall& call) {
