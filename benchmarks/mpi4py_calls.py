@@ -129,7 +129,8 @@ def rank(out):
                 times[which].append(spent / 300 * 1e6)
             found[name] = [float(np.median(turns[1:])) for turns in times]
         if comm.rank == 0:
-            Path(out).write_text(json.dumps([MPI.Get_library_version().split("\n")[0], found]))
+            version = MPI.Get_library_version().split("\n")[0].strip("\0 ")
+            Path(out).write_text(json.dumps([version, found]))
 
 
 def measure(mpi, root):
