@@ -59,13 +59,15 @@ PyObject* remember(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
 }
 
 PyObject* forget(PyObject* self, PyObject*) {
-  FastcallState& state = *reinterpret_cast<Fastcall*>(self)->state;
-  for (RememberedCall& entry : state.entries) replace(state, entry);
-  let_go(state, state.engine);
-  let_go(state, state.mpi);
-  let_go(state, state.two);
-  state.heap.reset();
-  Py_RETURN_NONE;
+  return guarded([&]() -> PyObject* {
+    FastcallState& state = *reinterpret_cast<Fastcall*>(self)->state;
+    for (RememberedCall& entry : state.entries) replace(state, entry);
+    let_go(state, state.engine);
+    let_go(state, state.mpi);
+    let_go(state, state.two);
+    state.heap.reset();
+    Py_RETURN_NONE;
+  });
 }
 
 PyObject* create_fastcall(PyTypeObject* type, PyObject* args, PyObject*) {
