@@ -25,13 +25,7 @@ BUILD_TEMP = f"build/objects-{sys.implementation.cache_tag}"
 
 # Bindings are compiled together: alone, each would compile most of pybind11 again. What runs in
 # every call is optimized; the rest converts arguments, and compiles faster without.
-BINDINGS = {
-    "objects": ["control", "kernels", "memory", "messages", "module"],
-    "calls": [
-        *("address_call", "arguments", "dlpack", "fast_method", "fast_path", "plans"),
-        *("python_frame", "remembered_calls"),
-    ],
-}
+BINDINGS = {"objects": "csrc/bindings", "calls": "csrc/bindings/calls"}
 NATIVE = os.environ.get("PYCOLL_ISA") == "native"
 
 
@@ -56,10 +50,7 @@ def native_kernels() -> str:
 
 def units() -> list[str]:
     """Return what is to be compiled: for one processor in few pieces, what takes longest first."""
-    found = [
-        unit(name, [f"csrc/bindings/{file}.cpp" for file in files])
-        for name, files in BINDINGS.items()
-    ]
+    found = [unit(name, sorted(glob(f"{folder}/*.cpp"))) for name, folder in BINDINGS.items()]
     others = [path for path in SOURCES if not path.startswith("csrc/bindings/")]
     if not NATIVE:
         return [*found, *others]

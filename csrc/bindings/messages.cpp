@@ -4,8 +4,8 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include "bindings/arguments.h"
 #include "bindings/bindings.h"
+#include "bindings/calls/arguments.h"
 #include "bindings/owned_class.h"
 #include "p2p/mailbox.h"
 #include "p2p/postbox.h"
@@ -192,12 +192,17 @@ void bind_message_engine(py::module_& m) {
       .def(
           "bind_messages",
           [](const MessageEngine& e, std::shared_ptr<Plan> plan, uint64_t segment_bytes,
-             uint64_t eager_bytes, bool agree, std::vector<uint32_t> team,
-             const py::kwargs& numbers) {
-            return e.bind(make_binding(std::move(plan), numbers), segment_bytes, eager_bytes, agree,
-                          std::move(team));
+             uint64_t eager_bytes, uint64_t message_chunks, uint64_t slots, bool agree,
+             std::vector<uint32_t> team, const py::kwargs& numbers) {
+            MessageLimits limits;
+            limits.segment_bytes = segment_bytes;
+            limits.eager_bytes = eager_bytes;
+            limits.message_chunks = message_chunks;
+            limits.slots = slots;
+            return e.bind(make_binding(std::move(plan), numbers), limits, agree, std::move(team));
           },
-          "plan"_a, "segment_bytes"_a, "eager_bytes"_a, "agree"_a, "team"_a)
+          "plan"_a, "segment_bytes"_a, "eager_bytes"_a, "message_chunks"_a, "slots"_a, "agree"_a,
+          "team"_a)
       .def(
           "run",
           [](MessageEngine& e, const BoundCall& call, uintptr_t in, uintptr_t out, uint32_t site,

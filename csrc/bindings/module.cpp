@@ -4,9 +4,9 @@
 #include <pybind11/stl.h>
 
 #include "bindings/bindings.h"
-#include "bindings/fast_path.h"
+#include "bindings/calls/fast_path.h"
 #include "bindings/owned_class.h"
-#include "bindings/python_frame.h"
+#include "bindings/calls/python_frame.h"
 #include "kernels/fold/fold.h"
 
 namespace py = pybind11;

@@ -69,14 +69,15 @@ class Binder {
     call_.largest = std::max(largest(call_.in_layout, call_.in_table),
                              largest(call_.out_layout, call_.out_table));
     call_.segment = call_.largest;
-    uint64_t most = 0;  // chunks of one message
+    const uint64_t most = limits.message_chunks;
     for (const Instr& instr : plan_.code) {
       const bool message = Opcode(instr.op) == Opcode::kSend || Opcode(instr.op) == Opcode::kRecv;
-      if (message) most = std::max<uint64_t>(most, instr.count);
+      COLL_CHECK(!message || instr.count <= most, "ScheduleError", "a message of ", instr.count,
+                 " chunks where no rank has one of more than ", most);
     }
     call_.tiny = most * call_.largest <= limits.eager_bytes / call_.elem_bytes;
     if (!call_.tiny && most > 0) {
-      const uint64_t share = kScratchBytes / std::max<uint64_t>(1, plan_.slots);
+      const uint64_t share = kScratchBytes / std::max<uint64_t>(1, limits.slots);
       const uint64_t room = std::min(limits.segment_bytes, std::max(share, limits.eager_bytes));
       call_.segment = std::min(call_.largest, std::max<uint64_t>(1, room / call_.elem_bytes));
       call_.segments = uint32_t((call_.largest + call_.segment - 1) / call_.segment);
@@ -293,6 +294,10 @@ std::shared_ptr<BoundCall> bind_messages(Binding binding, const MessageLimits& l
                     [&](Binder& binder) { binder.cut_messages(limits); });
   call->agree = agree;
   call->team = std::move(team);
+  // Teams of one call may cut it differently, each in its way.
+  if (call->team.empty()) {
+    call->check = fingerprint_of(call->check, call->segment, call->segments, call->tiny);
+  }
   return call;
 }
 

@@ -88,14 +88,17 @@ uint32_t fingerprint_of(uint64_t cookie, uint64_t descriptor, uint64_t count, ui
 std::shared_ptr<const BoundCall> bind_call(Binding binding, const Geometry& geometry,
                                            uint64_t cookie, uint32_t rank, uint32_t max_operands);
 
-// Of a communicator that sends messages.
+// Of a call that sends messages; the same on all ranks, but for `rank`: all cut it alike.
 struct MessageLimits {
   uint32_t world_size = 1, rank = 0;
-  uint64_t segment_bytes = 0;  // of a chunk that is sent at once
-  uint64_t eager_bytes = 0;    // of a message that is copied into a packet
+  uint64_t segment_bytes = 0;   // of a chunk that is sent at once
+  uint64_t eager_bytes = 0;     // of a message that is copied into a packet
+  uint64_t message_chunks = 0;  // of the longest message of any rank
+  uint64_t slots = 0;           // of the rank that needs most of them, or about as many
 };
 
-// The same for a plan of messages, but for `packets`.
+// The same for a plan of messages, but for `packets`. Ranks that would cut a call into other
+// messages than this one differ in `check`.
 std::shared_ptr<BoundCall> bind_messages(Binding binding, const MessageLimits& limits, bool agree,
                                          std::vector<uint32_t> team);
 

@@ -78,7 +78,7 @@ BOXES = (
     Box("pycoll/algorithms", "one idea a file", GREEN, LEFT, 2.8, WIDE, 0.85),
     Box("pycoll/schedule", "what moves, and its proof", BLUE, LEFT, 1.05, WIDE, 0.85),
     Box("words", "what every part shares", GREY, LEFT, -0.77, WIDE, 0.62, WORDS),
-    Box("csrc/bindings", "pycoll._C", GREY, CORE, 5.61, NARROW, 0.62),
+    Box("csrc/bindings", "pycoll._C", GREY, CORE, 5.61, NARROW, 0.95),
     Box("csrc/p2p", "send and recv", YELLOW, CORE, 4.77, NARROW, 0.62),
     Box("csrc/transports", "messages of plans", VIOLET, CORE, 3.26, NARROW, 1.29),
     Box("csrc/engine", "runs plans", ORANGE, CORE, 2.42, NARROW, 0.62),
@@ -89,7 +89,7 @@ BOXES = (
 )
 CALL = (
     ("pycoll/comm/collectives.py", "the method: a signature, no body"),
-    ("csrc/bindings/fast_path.cpp", "a call like an earlier one goes straight to 7"),
+    ("csrc/bindings/calls/fast_path.cpp", "a call like an earlier one goes straight to 7"),
     ("pycoll/runtime/sessions/session.py", "any other call: Session.call"),
     ("pycoll/runtime/calls/prepare.py", "checks arguments, finds their memory"),
     ("pycoll/runtime/selection/select.py", "chooses the algorithm"),
@@ -217,7 +217,7 @@ def draw(axes: Any, counts: dict[str, dict[str, int]], uses: set[tuple[str, str]
         DEVICE + 0.9, 6.66, "libpycoll_cuda.so", family="monospace", size=9, color=INK, ha="right"
     )
     axes.text(LEFT, 13.35, "Python, pycoll/", size=12, weight="bold", color=INK)
-    axes.text(CORE, 6.36, "C++, csrc/", size=12, weight="bold", color=INK)
+    axes.text(CORE, 6.74, "C++, csrc/", size=12, weight="bold", color=INK)
     draw_call(axes)
     legend = "A → B: A uses B. What follows from other\narrows is not drawn. Numbers count files."
     legend += "\nRed points upwards: to be turned." if uses - down else ""

@@ -149,6 +149,26 @@ def segments(comm):
 
 
 @program
+def segments_of_all(comm):
+    """Some ranks work in place, and some need more slots: all cut their messages alike."""
+    n, me, wrong = comm.world_size, comm.rank, []
+    count, everyone = 3 << 18, set(range(n))
+    ones = np.ones(n * count, np.float32)
+    for in_place in ({0}, everyone - {0}, everyone, set()):
+        x = ones * (me + 1)
+        out = x[count * me : count * (me + 1)] if me in in_place else None
+        got = comm.reduce_scatter(x, out=out, algorithm="halving")
+        wrong += [] if (got == n * (n + 1) / 2).all() else [f"reduce_scatter {in_place}"]
+        x = ones * (me + 1)
+        got = comm.exscan(x, out=x if me in in_place else None, algorithm="doubling")
+        wrong += [] if (got == me * (me + 1) / 2).all() else [f"exscan {in_place}"]
+    x = np.full(5 << 20, me + 1, np.int32)
+    got = comm.reduce(x, root=1)
+    right = me != 1 or (got == n * (n + 1) // 2).all()
+    return wrong if right else [*wrong, "reduce"]
+
+
+@program
 def algorithms(comm):
     """Run every algorithm by name on few, some and many bytes."""
     n = comm.world_size

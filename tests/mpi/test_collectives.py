@@ -6,10 +6,11 @@ from samples import sample
 
 MESSAGES = {"PYCOLL_TRANSPORT": "mpi", "PYCOLL_TIMEOUT": "30"}
 CHECKS = ["collectives", "roots", "types", "variants", "algorithms"]  # one job does many
+SEGMENTS = ["segments", "segments_of_all"]
 SIZES = sample([2, 3, 5], [2, 5])
 
 
-@pytest.mark.parametrize("checks", [CHECKS, ["orders"], ["segments"]], ids=",".join)
+@pytest.mark.parametrize("checks", [CHECKS, ["orders"], SEGMENTS], ids=",".join)
 @pytest.mark.parametrize("n", SIZES)
 def test_results(mpi, n, checks):
     found = mpi(n, "transport", *checks, timeout=110, **MESSAGES)

@@ -221,9 +221,24 @@ using MessagePlan = std::shared_ptr<const Plan> (*)(uint32_t n, uint32_t rank);
 
 constexpr uint64_t kSegment = 64 << 10, kEager = 8 << 10;  // bytes
 
+// Of a plan of n ranks, for whichever of them.
+inline MessageLimits limits_of(MessagePlan plan, uint32_t n, uint64_t segment_bytes = kSegment,
+                               uint64_t eager_bytes = kEager) {
+  MessageLimits limits{n, 0, segment_bytes, eager_bytes};
+  for (uint32_t r = 0; r < n; ++r) {
+    const auto made = plan(n, r);
+    limits.slots = std::max<uint64_t>(limits.slots, made->slots);
+    for (const Instr& instr : made->code) {
+      const bool message = Opcode(instr.op) == Opcode::kSend || Opcode(instr.op) == Opcode::kRecv;
+      if (message) limits.message_chunks = std::max<uint64_t>(limits.message_chunks, instr.count);
+    }
+  }
+  return limits;
+}
+
 inline std::shared_ptr<const BoundCall> call_of(const Host& me, MessagePlan plan, uint64_t count,
                                                 uint64_t descriptor = 1) {
-  return me.engine->bind(sum_of(plan(me.n, me.rank), count, descriptor), kSegment, kEager,
+  return me.engine->bind(sum_of(plan(me.n, me.rank), count, descriptor), limits_of(plan, me.n),
                          plan == from_first, {});
 }
 

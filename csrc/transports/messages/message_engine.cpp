@@ -72,12 +72,12 @@ void MessageEngine::check_mpi() const {
              "communicator was closed: what it does needs MPI");
 }
 
-std::shared_ptr<const BoundCall> MessageEngine::bind(Binding binding, uint64_t segment_bytes,
-                                                     uint64_t eager_bytes, bool agree,
-                                                     std::vector<uint32_t> team) const {
-  eager_bytes = std::min(eager_bytes, kEagerBytes);
-  const auto call = bind_messages(
-      std::move(binding), {world_size_, rank_, segment_bytes, eager_bytes}, agree, std::move(team));
+std::shared_ptr<const BoundCall> MessageEngine::bind(Binding binding, MessageLimits limits,
+                                                     bool agree, std::vector<uint32_t> team) const {
+  limits.world_size = world_size_;
+  limits.rank = rank_;
+  limits.eager_bytes = std::min(limits.eager_bytes, kEagerBytes);
+  const auto call = bind_messages(std::move(binding), limits, agree, std::move(team));
   if (call->tiny) call->packets = plan_packets(*call, world_size_);
   return call;
 }

@@ -59,10 +59,9 @@ class MessageEngine {
   MessageEngine& operator=(const MessageEngine&) = delete;
 
   uint64_t iteration() const { return seq_; }
-  // See Engine. `segment_bytes`: of a chunk in one message. `eager_bytes`, at most kEagerBytes: the
-  // largest message that is sent eagerly, so that its call needs no agreement.
-  std::shared_ptr<const BoundCall> bind(Binding binding, uint64_t segment_bytes,
-                                        uint64_t eager_bytes, bool agree,
+  // See Engine. `limits` are those of this rank's communicator, and at most kEagerBytes eager ones:
+  // a call whose messages are no longer needs no agreement.
+  std::shared_ptr<const BoundCall> bind(Binding binding, MessageLimits limits, bool agree,
                                         std::vector<uint32_t> team) const;
   uint32_t site(std::string_view text);
   void run(const BoundCall& call, const void* in, void* out, uint32_t site = 0,

@@ -67,6 +67,7 @@ class DeviceRows:
         blocks: tuple[np.ndarray, Extents, int],
         result: Any,
         limit: float,
+        like: Any = None,
     ) -> Any:
         """Run a call; the arguments are those of `HostRows.run`."""
         (request, name), (lengths, extents, agreed) = call, blocks

@@ -27,6 +27,7 @@ from pycoll.runtime.sessions.reports import raising
 from pycoll.schedule.ir import Algorithm, Schedule
 from pycoll.schedule.language.collectives import COLLECTIVES, OWN, Collective
 from pycoll.schedule.lowering.compile import peer_plan
+from pycoll.schedule.lowering.extent import extent_of
 from pycoll.schedule.lowering.messages import message_plan
 from pycoll.schedule.lowering.plan import Plan
 from pycoll.types import DType, Kind, Order, ReduceOp
@@ -274,21 +275,22 @@ _LINK_BYTES = 60 << 10
 each word of that queues behind the data that goes the other way."""
 _EAGER_BYTES = 3584  # of a message that is copied into a packet: both fit Open MPI's 4 KiB
 _COPIED_MESSAGES = 4  # of the largest that is copied: a chunk up to here is sent in such messages
-_LINK_EAGER_BYTES = 32 << 10  # likewise between hosts, where to agree first costs a round trip
-
-LINK_LIMITS = {"segment_bytes": _LINK_BYTES, "eager_bytes": _LINK_EAGER_BYTES}
+LINK_EAGER_BYTES = 32 << 10  # likewise between hosts, where to agree first costs a round trip
 
 
 def message_limits(schedule: Schedule, one_host: bool) -> dict[str, int]:
-    """Return the bytes of a segment and of a packet, the same on every rank.
+    """Return how messages are cut: the same on every rank, as it follows from the schedule.
 
     A segment is what one message carries of a chunk; a message that fits a packet is copied.
     """
-    if not one_host:
-        return LINK_LIMITS
-    moves = not COLLECTIVES[schedule.collective].reduces
-    segment = _WHOLE_BYTES if moves and schedule.one_hop else _SEGMENT_BYTES
-    return {"segment_bytes": segment, "eager_bytes": _EAGER_BYTES}
+    extent = extent_of(schedule)
+    segment, eager = _LINK_BYTES, LINK_EAGER_BYTES
+    if one_host:
+        moves = not COLLECTIVES[schedule.collective].reduces
+        segment = _WHOLE_BYTES if moves and schedule.one_hop else _SEGMENT_BYTES
+        eager = _EAGER_BYTES
+    sizes = {"segment_bytes": segment, "eager_bytes": eager}
+    return sizes | {"message_chunks": extent.message, "slots": extent.slots}
 
 
 def copied_limits(spec: CallSpec, chunk: int, copied_bytes: int) -> dict[str, int]:

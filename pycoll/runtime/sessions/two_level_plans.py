@@ -19,7 +19,7 @@ from pycoll.algorithms.two_level import subtrees
 from pycoll.algorithms.two_level.plans import PLANS
 from pycoll.algorithms.two_level.stages import NONE, Hosts, Stage, TwoLevels, refined
 from pycoll.runtime.calls.descriptors import TWO_LEVELS
-from pycoll.runtime.calls.plans import LAYOUT_TABLE, LINK_LIMITS, CallSpec
+from pycoll.runtime.calls.plans import LAYOUT_TABLE, CallSpec, message_limits
 from pycoll.runtime.selection.select import select
 from pycoll.runtime.selection.topology import Topology
 from pycoll.schedule.ir import IN, OUT, TMP
@@ -186,10 +186,11 @@ class Binder:
             place = team.index(rank)
             if across:
                 plan = _moved(message_plan(schedule, place), team)
-                self._plans[key] = _compiled(plan, len(self.topology.hosts), rank), plan
+                compiled = _compiled(plan, len(self.topology.hosts), rank)
+                self._plans[key] = compiled, plan, message_limits(schedule, one_host=False)
             else:
                 plan = peer_plan(schedule, place, direct=False)
-                self._plans[key] = _compiled(plan, len(team), place), plan
+                self._plans[key] = _compiled(plan, len(team), place), plan, None
         return (*self._plans[key], team)
 
     def _slice(self, plan: TwoLevels, compiled: dict[str, Any], geometry: Geometry) -> list:
@@ -199,18 +200,25 @@ class Binder:
                 stages.append((None, 0, 1))
                 continue
             stage = getattr(plan, name)
-            call = self._bind(stage, geometry, name == "across", *found)
+            call = self._bind(stage, geometry, *found)
             stages.append((call, _ARRAYS[stage.source[rank]], _ARRAYS[stage.target[rank]]))
         return stages
 
     def _bind(
-        self, stage: Stage, geometry: Geometry, across: bool, compiled: Any, plan: Plan, team: tuple
+        self,
+        stage: Stage,
+        geometry: Geometry,
+        compiled: Any,
+        plan: Plan,
+        limits: dict[str, int] | None,
+        team: tuple,
     ) -> _C.BoundCall:
+        """Bind a stage; `limits` are of one that sends messages."""
         spec, n = geometry.spec, len(self.topology.hosts)
         width = plan.schedule.chunks
         tables = [t for e in ("source", "target") for t in geometry.table(stage, e, team)]
         tables = [t[:, :width] for t in tables]
-        if not across:
+        if limits is None:
             return self.node.bind(compiled, **_numbers(spec, tables, 0, False))
         rows = [np.zeros((n, width), np.uint64) for _ in tables]
         for whole, part in zip(rows, tables, strict=True):
@@ -219,7 +227,7 @@ class Binder:
         at_exit = average and not plan.scales_in_fold
         return self.flat.bind_messages(
             compiled,
-            **LINK_LIMITS,
+            **limits,
             agree=COLLECTIVES[spec.collective].one_way,
             team=list(team),
             **_numbers(spec, rows, n if average else 0, at_exit),

@@ -118,7 +118,8 @@ def _wanted_group(color: int | None, key: int) -> np.ndarray:
 
 
 def _all_gather(parent: Session, row: np.ndarray) -> np.ndarray:
-    return exchange(parent, Kind.SPLIT, row)
+    table = exchange(parent, Kind.SPLIT, row.tobytes())
+    return np.frombuffer(table, row.dtype).reshape(parent.world_size, -1)
 
 
 def _join(

@@ -138,7 +138,8 @@ struct Victim {
     static_cast<void>(!send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT));
   }
   std::shared_ptr<const BoundCall> call(MessagePlan plan, uint64_t count) const {
-    return engine->bind(sum_of(plan(2, 0), count, 1), 8 << 10, 1 << 10, plan == from_first, {});
+    return engine->bind(sum_of(plan(2, 0), count, 1), limits_of(plan, 2, 8 << 10, 1 << 10),
+                        plan == from_first, {});
   }
   void run(MessagePlan plan, uint64_t count) {
     in.assign(count, 1);

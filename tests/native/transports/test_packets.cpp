@@ -8,11 +8,12 @@ namespace {
 using namespace hosts;
 using Op = PacketPlan::Op;
 
-std::shared_ptr<const BoundCall> bound(std::shared_ptr<const Plan> plan, uint64_t count,
+std::shared_ptr<const BoundCall> bound(MessagePlan plan, uint32_t n, uint32_t r, uint64_t count,
                                        bool agree = false) {
-  const MessageLimits limits{plan->world_size, plan->rank, kSegment, kEager};
-  const auto call = bind_messages(sum_of(plan, count), limits, agree, {});
-  call->packets = plan_packets(*call, plan->world_size);
+  MessageLimits limits = limits_of(plan, n);
+  limits.rank = r;
+  const auto call = bind_messages(sum_of(plan(n, r), count), limits, agree, {});
+  call->packets = plan_packets(*call, n);
   return call;
 }
 
@@ -51,7 +52,7 @@ std::shared_ptr<const Plan> handed_on(uint32_t n, uint32_t r) {
 
 void packets_stay_where_they_are() {
   const auto check = [](MessagePlan plan, uint32_t n, uint32_t r, int receives, int kept) {
-    const auto call = bound(plan(n, r), 12 * n);
+    const auto call = bound(plan, n, r, 12 * n);
     auto steps = steps_of(*call);
     expect(call->tiny && steps[Op::kReceive] == receives, "receives ", steps[Op::kReceive]);
     expect(kept_in(*call) == kept && steps[Op::kRelease] == kept, "kept ", kept_in(*call));
@@ -64,22 +65,22 @@ void packets_stay_where_they_are() {
 }
 
 void what_packets_tell() {
-  const auto first = bound(from_first(2, 0), 30, true), second = bound(from_first(2, 1), 30, true);
+  const auto first = bound(from_first, 2, 0, 30, true), second = bound(from_first, 2, 1, 30, true);
   expect(first->packets.tells && !first->packets.hears && first->packets.other == 1, "the root");
   expect(!second->packets.tells && second->packets.hears && second->packets.other == 0, "a leaf");
-  const auto many = bound(from_first(3, 0), 30, true);
+  const auto many = bound(from_first, 3, 0, 30, true);
   expect(!many->packets.tells && !many->packets.hears, "of three ranks none hears of all");
-  const auto all = bound(sum_at_once(2, 0), 30);
+  const auto all = bound(sum_at_once, 2, 0, 30);
   expect(!all->packets.tells && !all->packets.hears, "a call that need not agree");
 }
 
 void pieces_together() {
-  const auto call = bound(from_first(2, 0), 30, true);
+  const auto call = bound(from_first, 2, 0, 30, true);
   auto steps = steps_of(*call);
   expect(steps[Op::kSend] == 1 && steps[Op::kCopy] == 1, "three chunks in one step");
-  const auto uneven = bound(from_first(2, 0), 28, true);  // the last chunk has 8 elements of 10
+  const auto uneven = bound(from_first, 2, 0, 28, true);  // the last chunk has 8 elements of 10
   expect(steps_of(*uneven)[Op::kCopy] == 3, "chunks of different length");
-  expect(bound(from_first(2, 0), 0, true)->packets.pieces.empty(), "nothing to move");
+  expect(bound(from_first, 2, 0, 0, true)->packets.pieces.empty(), "nothing to move");
 }
 
 void results() {

@@ -16,7 +16,7 @@ from cases import shared_float
 from pycoll import errors
 from pycoll.config import Config
 from pycoll.errors import ArgumentError, CollError, CollTimeout, MismatchError, PeerLost
-from pycoll.runtime.calls.plans import LINK_LIMITS
+from pycoll.runtime.calls.plans import LINK_EAGER_BYTES
 from pycoll.testing import run_processes
 
 MOST = 8  # calls that are left early in a row: UnprovenCalls::kMost
@@ -80,7 +80,7 @@ def test_who_needs_nothing_of_others_leaves_early(name):
     assert over_tcp(3, body) == [1, 1, 1]
 
 
-@pytest.mark.parametrize("nbytes", [8, LINK_LIMITS["eager_bytes"] + 8])
+@pytest.mark.parametrize("nbytes", [8, LINK_EAGER_BYTES + 8])
 def test_larger_messages_and_calls_of_all_wait_for_all(nbytes):
     entered = shared_float()
 

@@ -7,6 +7,7 @@ from pycoll.algorithms import ALGORITHMS, find
 from pycoll.errors import ScheduleError
 from pycoll.schedule.ir import algorithm
 from pycoll.schedule.language.collectives import COLLECTIVES
+from pycoll.schedule.lowering.extent import extent_of
 from pycoll.schedule.lowering.messages import message_plan, message_plans
 from pycoll.schedule.lowering.plan import ALL, Opcode
 from pycoll.schedule.proof.verify import verify
@@ -30,6 +31,22 @@ def test_plan_of_one_rank_is_that_of_all(entry):
             assert plan.slots == plans[rank].slots
             assert np.array_equal(plan.code, plans[rank].code), (n, rank)
             assert np.array_equal(plan.operands, plans[rank].operands), (n, rank)
+
+
+@pytest.mark.parametrize("entry", ALGORITHMS, ids=NAMES)
+def test_the_extent_is_that_of_all_ranks(entry):
+    """Whatever a rank does itself, and wherever its arrays are."""
+    for n in sample(range(1, 18), (*range(1, 9), 12, 17)):
+        if not entry.worlds(n):
+            continue
+        schedule = entry.schedule(n, **({"root": n // 2} if "root" in entry.params else {}))
+        extent = extent_of(schedule)
+        plans = [p for apart in (False, True) for p in message_plans(schedule, apart=apart)]
+        moves = [p.code["count"][np.isin(p.code["op"], (Opcode.SEND, Opcode.RECV))] for p in plans]
+        longest = max(int(counts.max(initial=0)) for counts in moves)
+        assert longest <= extent.message <= 2 * longest, n  # blocks at the end of the vector
+        most = max(p.slots for p in plans)
+        assert most / 2 <= extent.slots <= 2 * most, n
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def pack(x: Any, pickle: bool) -> bytes:
     return _DATA + _packed(x)
 
 
-def unpack(data: bytes, pickle: bool, sender: str) -> Any:
+def unpack(data: bytes, pickle: bool, sender: int) -> Any:
     """Return the object that a rank has packed.
 
     Raises:
@@ -44,8 +44,8 @@ def unpack(data: bytes, pickle: bool, sender: str) -> Any:
     if data[:1] == _PICKLE:
         if not pickle:
             raise ArgumentError(
-                f"{sender} sent a pickle, which can run any code when it is read; if you trust "
-                "it, pass pickle=True here, too"
+                f"rank {sender} sent a pickle, which can run any code when it is read; if you "
+                "trust it, pass pickle=True here, too"
             )
         import pickle as pickling
 

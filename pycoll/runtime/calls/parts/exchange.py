@@ -1,10 +1,10 @@
-"""Calls of several parts: the few numbers that ranks exchange on behalf of one, and interrupts."""
+"""Calls of several parts: the few bytes that ranks exchange on behalf of one, and interrupts."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -35,60 +35,83 @@ def in_parts(function: _F) -> _F:
     return call
 
 
-def exchange(
-    session: Session, kind: Kind, row: np.ndarray, limit: float | None = None
-) -> np.ndarray:
-    """All-gather a row of numbers as a part of a call of another kind, in whose name it is checked.
+class BytesCall(NamedTuple):
+    """A call that moves bytes; all ranks give as many."""
+
+    request: CallRequest
+    nbytes: int  # of the result
+    runs: Any  # see `_C.Fastcall.on_bytes`
+
+
+def gathers(session: Session, kind: Kind, nbytes: int) -> BytesCall:
+    """Return the call that all-gathers so many bytes of each rank, as a part of one of `kind`."""
+    key = kind, nbytes
+    found = session.kept.get(key)
+    if found is None:
+        request = CallRequest(Kind.ALL_GATHER, within=kind)
+        found = _bytes_call(session, request, nbytes, session.world_size)
+        session.kept[key] = found
+    return found
+
+
+def exchange(session: Session, kind: Kind, row: bytes, limit: float | None = None) -> bytes:
+    """All-gather a few bytes as a part of a call of another kind, in whose name it is checked.
+
+    Args:
+        session: The ranks.
+        kind: Of the call.
+        row: This rank's bytes; all ranks give as many.
+        limit: Seconds; by default those of the communicator.
 
     Returns:
-        The numbers of all ranks, ``[world_size, ...]``.
+        The bytes of all ranks.
     """
-    key = kind, row.dtype.char, row.size
-    # Taken out while it is used: a second thread, which will be refused, must not write there.
-    kept = session.kept.pop(key, None)
-    own, table, prepared = kept or session.refusing(lambda: _prepare(session, kind, row))
-    own[0] = row
-    session.start(prepared, session.config.timeout_s if limit is None else limit, False)
-    session.kept[key] = own, table, prepared
-    return table.copy()
+    return _run(session, gathers(session, kind, len(row)), row, limit)
 
 
-def _prepare(session: Session, kind: Kind, row: np.ndarray) -> tuple[Any, Any, Prepared]:
-    """Return memory for a row and for those of all ranks, and the call that fills it."""
-    own, table = (_rows(rows, row) for rows in (1, session.world_size))
-    request = CallRequest(Kind.ALL_GATHER, within=kind)
-    return own, table, _again(session, session.prepare(request, own, table))
+def spread(session: Session, root: int, row: bytes, limit: float) -> bytes:
+    """Return the root's bytes on every rank: a broadcast that is a part of a call."""
+    key = Kind.BROADCAST, root, len(row)
+    call = session.kept.get(key)
+    if call is None:
+        call = _bytes_call(session, CallRequest(Kind.BROADCAST, root=root), len(row), 1)
+        session.kept[key] = call
+    return _run(session, call, row, limit)
 
 
-def spread(session: Session, root: int, row: np.ndarray, limit: float) -> np.ndarray:
-    """Return the root's row of numbers on every rank: a broadcast that is a part of a call."""
-    key = Kind.BROADCAST, root, row.dtype.char, row.size
-    kept = session.kept.pop(key, None)  # see `exchange`
-    own, prepared = kept or session.refusing(lambda: _prepare_spread(session, root, row))
-    if session.rank == root:
-        own[0] = row
+def _run(session: Session, call: BytesCall, row: bytes, limit: float | None) -> bytes:
+    limit = session.config.timeout_s if limit is None else limit
+    site = session.refusing(session.site)
+    found = session.fast.on_bytes(call.runs, row, call.nbytes, site, limit)
+    if found is not NotImplemented:
+        return found
+    out = _memory(call.nbytes)  # calls in the background come first
+    prepared = session.refusing(lambda: _prepare(session, call.request, row, out))
     session.start(prepared, limit, False)
-    session.kept[key] = own, prepared
-    return own[0].copy()
+    return out.tobytes()
 
 
-def _prepare_spread(session: Session, root: int, row: np.ndarray) -> tuple[Any, Prepared]:
-    own = _rows(1, row)
-    return own, _again(session, session.prepare(CallRequest(Kind.BROADCAST, root=root), own, own))
+def _bytes_call(session: Session, request: CallRequest, nbytes: int, rows: int) -> BytesCall:
+    def prepare() -> Any:
+        out = _memory(rows * nbytes)
+        return session.remembered(_prepare(session, request, bytes(nbytes), out))
+
+    return BytesCall(request, rows * nbytes, session.refusing(prepare))
 
 
-def _again(session: Session, prepared: Prepared) -> Prepared:
-    prepared.address_call = session.address_call(prepared.binding)
-    return prepared
+def _prepare(session: Session, request: CallRequest, row: bytes, out: np.ndarray) -> Prepared:
+    given = np.frombuffer(row, np.uint8).reshape(1, -1)
+    return session.prepare(request, given, out.reshape(-1, len(row)))
 
 
-def _rows(count: int, row: np.ndarray) -> np.ndarray:
-    """Return memory for rows; none of NumPy's, which may be symmetric, and is not given back."""
-    return np.frombuffer(bytearray(count * row.nbytes), row.dtype).reshape(count, row.size)
+def _memory(nbytes: int) -> np.ndarray:
+    """Return memory that is not NumPy's, which may be symmetric."""
+    return np.frombuffer(bytearray(nbytes), np.uint8)
 
 
 def exchange_texts(session: Session, kind: Kind, text: str, limit: float) -> list[str]:
     """Let all ranks know a short text of each, as a part of another call; see `exchange`."""
-    row = np.frombuffer(text.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0"), np.uint8)
+    row = text.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0")
     table = exchange(session, kind, row, limit)
-    return [bytes(r).rstrip(b"\0").decode(errors="replace") for r in table]
+    texts = [table[first : first + _TEXT_BYTES] for first in range(0, len(table), _TEXT_BYTES)]
+    return [text.rstrip(b"\0").decode(errors="replace") for text in texts]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from pycoll.errors import ArgumentError
 from pycoll.runtime.calls.parts import v_variants
 from pycoll.runtime.calls.parts.encoding import pack, unpack
 from pycoll.runtime.calls.parts.exchange import exchange, in_parts, spread
+from pycoll.runtime.calls.parts.said_sizes import check_equal
 from pycoll.runtime.calls.prepared import CallRequest
 from pycoll.runtime.sessions.session import Session
 from pycoll.types import Kind
@@ -25,21 +27,21 @@ _HEAD_BYTES, _HEADS_BYTES, _LEAST_HEAD = 512, 64 << 10, 32
 @in_parts
 def broadcast(session: Session, x: Any, root: int, pickle: bool, timeout: float | None) -> Any:
     """See `Communicator.broadcast_object`."""
-    root, limit = session.refusing(
-        lambda: session.check(CallRequest(Kind.BROADCAST, root=root), timeout)
-    )
-    data = session.refusing(lambda: pack(x, pickle) if session.rank == root else b"")
+
+    def prepare() -> tuple[int, float, bytes]:
+        whose, limit = session.check(CallRequest(Kind.BROADCAST, root=root), timeout)
+        return whose, limit, pack(x, pickle) if session.rank == whose else b""
+
+    root, limit, data = session.refusing(prepare)
     head = spread(session, root, _head(data, 0, _HEAD_BYTES), limit)
-    size = int(head[:8].view(np.uint64)[0])
+    size, _ = _SIZE_AND_ROOT.unpack_from(head)
     if size > _HEAD_BYTES - _FIRST:
         rest = np.frombuffer(data[_HEAD_BYTES - _FIRST :], np.uint8)
         if session.rank != root:
             rest = np.empty(size - (_HEAD_BYTES - _FIRST), np.uint8)
         session.call(Kind.BROADCAST, rest, rest, "sum", root, None, None, timeout)
-        head = np.concatenate([head, rest])
-    if session.rank == root:
-        return x
-    return unpack(head[_FIRST : _FIRST + size].tobytes(), pickle, f"rank {root}")
+        head += rest.tobytes()
+    return x if session.rank == root else unpack(head[_FIRST : _FIRST + size], pickle, root)
 
 
 @in_parts
@@ -47,35 +49,33 @@ def gather(
     session: Session, kind: Kind, x: Any, root: int, pickle: bool, timeout: float | None
 ) -> list[Any] | None:
     """See `Communicator.gather_object` and `Communicator.all_gather_object`."""
-    n, request = session.world_size, CallRequest(kind, root=root)
-    root, limit = session.refusing(lambda: session.check(request, timeout))
-    data = session.refusing(lambda: pack(x, pickle))
-    room = max(_LEAST_HEAD, min(_HEAD_BYTES, _HEADS_BYTES // n))
-    heads = exchange(session, kind, _head(data, root, room), limit).tobytes()
-    told = [_SIZE_AND_ROOT.unpack_from(heads, first) for first in range(0, len(heads), room)]
-    v_variants.check_equal(session, kind, "root", [its_root for _, its_root in told], limit)
-    rests, rest = [max(0, size - (room - _FIRST)) for size, _ in told], b""
-    if any(rests):
+
+    def prepare() -> tuple[int, float, bytes]:
+        return *session.check(CallRequest(kind, root=root), timeout), pack(x, pickle)
+
+    root, limit, data = session.refusing(prepare)
+    room = max(_LEAST_HEAD, min(_HEAD_BYTES, _HEADS_BYTES // session.world_size))
+    heads = exchange(session, kind, _head(data, root, room), limit)
+    starts = range(0, len(heads), room)
+    sizes, roots = zip(*(_SIZE_AND_ROOT.unpack_from(heads, at) for at in starts), strict=True)
+    check_equal(session, kind, "root", roots, limit)
+    ends = [at + min(room, _FIRST + size) for at, size in zip(starts, sizes, strict=True)]
+    bodies = [heads[at + _FIRST : end] for at, end in zip(starts, ends, strict=True)]
+    if max(sizes) > room - _FIRST:
+        rests = [max(0, size - (room - _FIRST)) for size in sizes]
         row = np.frombuffer(data[room - _FIRST :], np.uint8)
         whole = v_variants.gather(session, kind, row, root, None, timeout, known=rests)
-        rest = b"" if whole is None else whole.tobytes()
+        if whole is not None:
+            parts = np.split(whole, np.cumsum(rests)[:-1])
+            bodies = [body + part.tobytes() for body, part in zip(bodies, parts, strict=True)]
     if kind == Kind.GATHER_V and session.rank != root:
         return None
-    found, begin = [], 0
-    for rank, ((size, _), more) in enumerate(zip(told, rests, strict=True)):
-        first = rank * room + _FIRST
-        body = heads[first : first + size - more] + rest[begin : begin + more]
-        begin += more
-        found.append(unpack(body, pickle, f"rank {rank}"))
-    return found
+    return [unpack(body, pickle, rank) for rank, body in enumerate(bodies)]
 
 
-def _head(data: bytes, root: int, room: int) -> np.ndarray:
+def _head(data: bytes, root: int, room: int) -> bytes:
     """Return the size of an object, the root of its call, and its first bytes."""
-    head = bytearray(room)
-    end = _FIRST + min(len(data), room - _FIRST)
-    head[:end] = _SIZE_AND_ROOT.pack(len(data), root) + data[: end - _FIRST]
-    return np.frombuffer(head, np.uint8)
+    return (_SIZE_AND_ROOT.pack(len(data), root) + data[: room - _FIRST]).ljust(room, b"\0")
 
 
 @in_parts
@@ -94,11 +94,11 @@ def scatter(session: Session, xs: Any, root: int, pickle: bool, timeout: float |
     request = CallRequest(Kind.SCATTER_V, root=root)
     root, limit = session.refusing(lambda: session.check(request, timeout))
     packed = session.refusing(pieces)
-    counts = np.array([len(piece) for piece in packed] or [0] * n)
-    counts = spread(session, root, counts, limit)
+    sizes = array("Q", [len(piece) for piece in packed] or [0] * n)
+    counts = array("Q", spread(session, root, sizes.tobytes(), limit)).tolist()
     whole = np.frombuffer(b"".join(packed), np.uint8)
-    mine = v_variants.scatter(session, whole, counts.tolist(), root, None, timeout)
-    return xs[root] if session.rank == root else unpack(mine.tobytes(), pickle, f"rank {root}")
+    mine = v_variants.scatter(session, whole, counts, root, None, timeout)
+    return xs[root] if session.rank == root else unpack(mine.tobytes(), pickle, root)
 
 
 def send(session: Session, x: Any, dst: int, tag: int, pickle: bool, timeout: float | None) -> None:
@@ -112,4 +112,4 @@ def recv(session: Session, src: int, tag: int, pickle: bool, timeout: float | No
     info = session.probe(src, tag, limit)
     data = np.empty(info.nbytes, np.uint8)
     session.recv(data, info.src, info.tag, limit)
-    return unpack(data.tobytes(), pickle, f"rank {info.src}")
+    return unpack(data.tobytes(), pickle, info.src)

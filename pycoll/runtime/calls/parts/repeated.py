@@ -4,99 +4,60 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from pycoll import _C
-from pycoll.runtime.calls.parts.exchange import exchange
-from pycoll.runtime.calls.prepared import Prepared
+from pycoll.runtime.calls.parts.exchange import gathers
+from pycoll.runtime.calls.prepared import CallRequest, Prepared
 from pycoll.runtime.sessions.session import Session
 from pycoll.types import Kind
 
-_KEPT = "repeated v-variants"
-_MOST_KEPT = 8
-_NAMED_ALIKE = "mMV"  # kinds of dtypes that may be equal and yet have other names: 1000 ms and 1 s
-
-Key = tuple[Any, ...]
+_MOST_BYTES = 64 << 10  # of what all ranks say of their sizes
 
 
-class Repeated(NamedTuple):
-    """What a call before this one has found out."""
+class Sized(NamedTuple):
+    """A call of a v-variant as the user made it, in the order of `_C.Fastcall.run_sized`."""
 
-    row: np.ndarray  # what this rank says of its sizes
-    table: bytes  # what all ranks said
-    binding: _C.BoundCall
-    shape: tuple[int, ...] | None  # of the result; None where there is none
-    address_call: _C.AddressCall | None
+    kind: Kind
+    x: Any
+    out: Any
+    op: str
+    root: int
+    order: str | None
+    counts: Any
 
-
-def key_of(kind: Kind, x: Any, out: Any, *options: Any) -> Key | None:
-    """Return what two calls have in common that are alike, but for sizes of other ranks.
-
-    Of a call that needs a closer look it is None. `options` are numbers, or a list of them.
-    """
-    if type(x) is not np.ndarray or _C.stretch(x, False) is None or not _takes(out, x):
-        return None
-    found: list[Any] = [None if out is None else out.shape]
-    for option in options:
-        if type(option) is list and all(type(number) is int for number in option):
-            found.append(tuple(option))
-        elif type(option) is np.ndarray and option.dtype == np.int64 and option.ndim == 1:
-            found.append((option.tobytes(),))
-        elif type(option) is int:
-            found.append(option)
-        else:
-            return None
-    return None if x.dtype.kind in _NAMED_ALIKE else (kind, x.dtype, x.shape, *found)
+    @property
+    def request(self) -> CallRequest:
+        """What was asked for, apart from the arrays."""
+        return CallRequest(self.kind, self.op, self.root, self.order)
 
 
-def _takes(out: Any, x: np.ndarray) -> bool:
-    """Return whether `out`, if there is one, takes a result of the type of `x`, apart from it."""
-    if out is None:
-        return True
-    if type(out) is not np.ndarray or out.dtype != x.dtype:
-        return False
-    target = _C.stretch(out, True)
-    if target is None:
-        return False
-    (begin, nbytes), (mine, size) = target, _C.stretch(x, False)
-    return begin + nbytes <= mine or mine + size <= begin
+class Told(NamedTuple):
+    """What ranks have told each other before such a call."""
+
+    row: bytes  # this rank's
+    table: bytes  # of all
+    places: tuple[int, int]  # addresses of this rank's arrays; 0 where there is none
 
 
-def again(
-    session: Session, kind: Kind, key: Key | None, x: np.ndarray, out: Any, timeout: float | None
-) -> tuple[bool, Any]:
+def again(session: Session, call: Sized, timeout: float | None) -> tuple[bool, Any]:
     """Make a call that is like an earlier one.
 
     Returns:
         True and its result; or False and what ranks said of their sizes, which are other ones now,
         or False and None for the first call of its kind.
     """
-    call = None if key is None else session.kept.get(_KEPT, {}).get(key)
-    if call is None:
+    if timeout is None:
+        limit = session.config.timeout_s
+    else:
+        limit = session.refusing(lambda: session.limit(timeout))
+    site = session.refusing(session.site)
+    found = session.fast.run_sized(*call, site, limit)
+    if found is NotImplemented:
         return False, None
-    limit = session.refusing(lambda: session.limit(timeout))
-    table = exchange(session, kind, call.row, limit)
-    if table.tobytes() != call.table:
-        return False, table
-    return True, session.start(session.refusing(lambda: _prepare(call, x, out)), limit, False)
+    return (False, found) if type(found) is bytes else (True, found)
 
 
-def _prepare(call: Repeated, x: np.ndarray, out: Any) -> Prepared:
-    result = np.empty(call.shape, x.dtype) if out is None and call.shape is not None else out
-    target = 0 if result is None else _C.address(result)
-    made = Prepared(call.binding, _C.address(x), target, result, (x, result))
-    made.address_call = call.address_call
-    return made
-
-
-def remember(
-    session: Session, key: Key, row: np.ndarray, table: np.ndarray, call: tuple[Any, Any]
-) -> None:
-    """Note what was found out in a call that has succeeded: its binding, and its result."""
-    kept = session.kept.setdefault(_KEPT, {})
-    if len(kept) >= _MOST_KEPT:
-        kept.clear()
-    binding, result = call
-    shape = None if result is None else result.shape
-    quick = session.address_call(binding)
-    kept[key] = Repeated(row, table.tobytes(), binding, shape, quick)
+def remember(session: Session, call: Sized, told: Told, made: Prepared) -> None:
+    """Let calls like this one, which has succeeded, go without Python code."""
+    if (made.in_ptr, made.out_ptr) == told.places and len(told.table) <= _MOST_BYTES:
+        tell = gathers(session, call.kind, len(told.row)).runs
+        move = session.remembered(made)
+        session.fast.remember_sized(*call, tell, told.row, told.table, move, made.result)

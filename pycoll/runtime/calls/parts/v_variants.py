@@ -13,12 +13,12 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
 from pycoll import _C, algorithms
-from pycoll.errors import ArgumentError, MismatchError
+from pycoll.errors import ArgumentError
 from pycoll.runtime.arrays.host_arrays import (
     ArrayView,
     as_reducible,
@@ -35,12 +35,12 @@ from pycoll.runtime.arrays.ragged_blocks import (
     gathered,
     scattered,
 )
-from pycoll.runtime.calls.parts import repeated
-from pycoll.runtime.calls.parts.exchange import exchange, exchange_texts, in_parts
+from pycoll.runtime.calls.parts.exchange import exchange, in_parts
+from pycoll.runtime.calls.parts.repeated import Sized, Told, again, remember
+from pycoll.runtime.calls.parts.said_sizes import check_counts_equal, row_of, sizes_in
 from pycoll.runtime.calls.prepared import CallRequest, Prepared, table_spec
-from pycoll.runtime.sessions.reports import blame
 from pycoll.runtime.sessions.session import Session
-from pycoll.types import Kind, type_name
+from pycoll.types import Kind
 
 _KEPT_TABLES, _KEPT_BYTES = 8, 64 << 10  # bindings for each kind of call, and of a table
 
@@ -66,51 +66,6 @@ def _rows(
     if not shape:
         raise ArgumentError("x is 0-dimensional; a v-variant divides its first dimension")
     return given, shape[0], math.prod(shape[1:]), shape[1:]
-
-
-def _exchange(
-    session: Session, kind: Kind, code: int, width: int, values: Sequence[int], limit: float
-) -> np.ndarray:
-    """All-gather a few sizes of each rank, ``[world_size, values]``; all have rows of one form."""
-    table = exchange(session, kind, np.array([code, width, *values], np.uint64), limit)
-    return _alike(session, kind, table, limit)
-
-
-def _alike(session: Session, kind: Kind, table: np.ndarray, limit: float) -> np.ndarray:
-    """Check what ranks said of their rows; return the sizes."""
-    codes, widths = table[:, 0].tolist(), table[:, 1].tolist()
-    if len(set(codes)) > 1:
-        _differ(session, kind, "dtype", [type_name(code) for code in codes], limit)
-    if len(set(widths)) > 1:
-        _differ(session, kind, "row", [f"rows of {w} elements" for w in widths], limit)
-    return table[:, 2:]
-
-
-def _agree(
-    session: Session, kind: Kind, code: int, width: int, counts: np.ndarray, limit: float
-) -> None:
-    """Check that all ranks were given the same counts."""
-    table = _exchange(session, kind, code, width, counts.tolist(), limit)
-    if (table != counts).any():
-        _differ(session, kind, "counts", [f"counts={row}" for row in table.tolist()], limit)
-
-
-def check_equal(session: Session, kind: Kind, field: str, said: list[Any], limit: float) -> None:
-    """Raise MismatchError on every rank if they have said different things of a field."""
-    if said.count(said[0]) < len(said):
-        _differ(session, kind, field, [f"{field}={value}" for value in said], limit)
-
-
-def _differ(
-    session: Session, kind: Kind, field: str, said: Sequence[str], limit: float
-) -> NoReturn:
-    """Raise what ranks raise that have seen a difference, which all of them have."""
-    sites = exchange_texts(session, kind, session.here(), limit)
-    odd = blame(dict(enumerate(said)))
-    lines = [f"ranks called different things; field '{field}' differs{odd}"]
-    for rank, (what, site) in enumerate(zip(said, sites, strict=True)):
-        lines.append(f"  rank {rank}: {kind.name.lower()}({what}) at {site}")
-    raise MismatchError("\n".join([*lines, "Nothing was moved; the communicator stays usable."]))
 
 
 def _seal(counts: np.ndarray, width: int) -> int:
@@ -190,11 +145,13 @@ class HostRows:
         blocks: tuple[np.ndarray, Callable[[np.ndarray], ChunkLayout], int],
         result: Any,
         limit: float,
+        like: tuple[Sized, Told] | None = None,
     ) -> Any:
         """Run a call.
 
         `call` is what was asked for and the algorithm; `blocks` are lengths, what makes a table of
-        them, and the checksum of sizes that were not exchanged.
+        them, and the checksum of sizes that were not exchanged. Calls like `like` go without Python
+        code from then on.
         """
 
         def prepare() -> Prepared:
@@ -203,7 +160,11 @@ class HostRows:
             pointers = [v.pointer if v is not None else 0 for v in (given, target)]
             return Prepared(binding, *pointers, result, (given, target))
 
-        return session.start(session.refusing(prepare), limit, False)
+        prepared = session.refusing(prepare)
+        found = session.start(prepared, limit, False)
+        if like is not None:
+            remember(session, *like, prepared)
+        return found
 
 
 _HOST = HostRows()
@@ -224,6 +185,12 @@ def _check_expected(rows: list[int], expected: Sequence[int] | None) -> None:
         raise ArgumentError(f"the ranks send {rows} rows to this one, which expects {expected}")
 
 
+def _like(call: Sized, row: bytes, said: bytes, *arrays: ArrayView | None) -> tuple[Sized, Told]:
+    """Return what makes calls like this one quick: what was said, and where its arrays lie."""
+    source, target = (0 if array is None else array.pointer for array in arrays)
+    return call, Told(row, said, (source, target))
+
+
 @in_parts
 def gather(
     session: Session,
@@ -241,24 +208,23 @@ def gather(
     ``expected`` are the rows that this rank expects of each, if it knows them; see `_rows`. With
     ``known``, the rows of each rank, which all ranks know, nothing is exchanged.
     """
-    alike = known is expected is dtype_name  # all None
-    key = repeated.key_of(kind, x, out, root) if alike else None
-    done, table = repeated.again(session, kind, key, x, out, timeout)
+    call = Sized(kind, x, out, "sum", root, None, ())
+    usual = known is expected is dtype_name  # all None
+    done, said = again(session, call, timeout) if usual else (False, None)
     if done:
-        return table
+        return said
     where = _arrays(session, x, out)
     rank = session.rank
     name = "direct_pull" if kind == Kind.ALL_GATHER_V else "direct"
-    request, limit = _asked(session, CallRequest(kind, root=root), timeout)
+    request, limit = _asked(session, call.request, timeout)
     root = request.root
     given, rows, width, tail = session.refusing(lambda: _rows(where, x, dtype_name))
     has_out = kind == Kind.ALL_GATHER_V or rank == root
     session.refusing(lambda: _no_output(out, root, has_out))
+    row = row_of(given.caller_code, width, [rows])
     if known is None:
-        row = np.array([given.caller_code, width, rows], np.uint64)
-        if table is None:
-            table = exchange(session, kind, row, limit)
-        lengths = _alike(session, kind, table, limit)[:, 0]
+        said = exchange(session, kind, row, limit) if said is None else said
+        lengths = sizes_in(session, kind, said, limit)[:, 0]
         session.refusing(lambda: _check_expected(lengths.tolist(), expected))
     else:
         lengths = session.refusing(lambda: check_counts(known, session.world_size, None))
@@ -269,11 +235,8 @@ def gather(
         result, target = session.refusing(lambda: _output(where, given, shape, out))
     agreed = 0 if known is None else _seal(lengths, width)
     blocks = lengths * np.uint64(width), gathered, agreed
-    found = where.run(session, (request, name), given, target, blocks, result, limit)
-    if key is not None and table is not None:
-        bound = _bound(session, request, name, given, *blocks)
-        repeated.remember(session, key, row, table, (bound, result))
-    return found
+    like = _like(call, row, said, given, target) if usual else None
+    return where.run(session, (request, name), given, target, blocks, result, limit, like)
 
 
 @in_parts
@@ -281,16 +244,23 @@ def scatter(
     session: Session, x: Any, counts: Any, root: int, out: Any, timeout: float | None
 ) -> Any:
     """Hand out blocks of different sizes of the root's array."""
+    call = Sized(Kind.SCATTER_V, x, out, "sum", root, None, counts)
+    done, said = again(session, call, timeout)
+    if done:
+        return said
     where = _arrays(session, x, out)
     n, rank = session.world_size, session.rank
-    request, limit = _asked(session, CallRequest(Kind.SCATTER_V, root=root), timeout)
+    request, limit = _asked(session, call.request, timeout)
     given, rows, width, tail = session.refusing(lambda: _rows(where, x))
     expected = rows if rank == request.root else None
     table = session.refusing(lambda: check_counts(counts, n, expected))
     result, target = session.refusing(lambda: _output(where, given, (int(table[rank]), *tail), out))
-    _agree(session, request.kind, given.caller_code, width, table, limit)
+    row = row_of(given.caller_code, width, table.tolist())
+    said = exchange(session, request.kind, row, limit) if said is None else said
+    check_counts_equal(session, request.kind, said, table, limit)
     blocks = table * np.uint64(width), scattered, 0
-    return where.run(session, (request, "direct"), given, target, blocks, result, limit)
+    like = _like(call, row, said, given, target)
+    return where.run(session, (request, "direct"), given, target, blocks, result, limit, like)
 
 
 @in_parts
@@ -309,23 +279,30 @@ def reduce_scatter(
 
     With ``known`` the counts are not exchanged: the engine compares a checksum of them.
     """
+    call = Sized(Kind.REDUCE_SCATTER_V, x, out, op, 0, order, counts)
+    usual = dtype_name is None and not known
+    done, said = again(session, call, timeout) if usual else (False, None)
+    if done:
+        return said
     where = _arrays(session, x, out)
     n, rank = session.world_size, session.rank
     wanted = "tree" if order is None else order
-    request = CallRequest(Kind.REDUCE_SCATTER_V, op, order=wanted)
-    request, limit = _asked(session, request, timeout)
+    request, limit = _asked(session, call.request._replace(order=wanted), timeout)
     name = "direct_rank" if wanted == "rank" else "direct"
     given, rows, width, tail = session.refusing(lambda: _rows(where, x, dtype_name))
     table = session.refusing(lambda: check_counts(counts, n, rows))
     result, target = session.refusing(lambda: _output(where, given, (int(table[rank]), *tail), out))
     source = session.refusing(lambda: as_reducible(where.apart(given, target), op, "x"))
     target = session.refusing(lambda: as_reducible(target, op, "out"))
+    row = row_of(given.caller_code, width, table.tolist())
     if not known:
-        _agree(session, request.kind, given.caller_code, width, table, limit)
+        said = exchange(session, request.kind, row, limit) if said is None else said
+        check_counts_equal(session, request.kind, said, table, limit)
     scale = source.array.size // max(1, given.array.size)
     agreed = _seal(table, width) if known else 0
     blocks = table * np.uint64(width * max(1, scale)), scattered, agreed
-    return where.run(session, (request, name), source, target, blocks, result, limit)
+    like = _like(call, row, said, given, target) if usual else None
+    return where.run(session, (request, name), source, target, blocks, result, limit, like)
 
 
 @in_parts
@@ -345,33 +322,30 @@ def all_to_all(
     each rank to each, ``[n, n]``, the same on all ranks, and nothing is exchanged.
     """
     kind = Kind.ALL_TO_ALL_V
-    alike = expected is dtype_name and not known
-    key = repeated.key_of(kind, x, out, counts) if alike else None
-    done, table = repeated.again(session, kind, key, x, out, timeout)
+    call = Sized(kind, x, out, "sum", 0, None, counts)
+    usual = expected is dtype_name and not known
+    done, said = again(session, call, timeout) if usual else (False, None)
     if done:
-        return table
+        return said
     where = _arrays(session, x, out)
     n, rank = session.world_size, session.rank
-    request, limit = _asked(session, CallRequest(kind), timeout)
+    request, limit = _asked(session, call.request, timeout)
     given, rows, width, tail = session.refusing(lambda: _rows(where, x, dtype_name))
+    row = b""
     if known:
         sent = session.refusing(lambda: check_matrix(counts, n, rank, rows))
     else:
         own = session.refusing(lambda: check_counts(counts, n, rows))
-        row = np.array([given.caller_code, width, *own.tolist()], np.uint64)
-        if table is None:
-            table = exchange(session, kind, row, limit)
-        sent = _alike(session, kind, table, limit)
+        row = row_of(given.caller_code, width, own.tolist())
+        said = exchange(session, kind, row, limit) if said is None else said
+        sent = sizes_in(session, kind, said, limit)
     session.refusing(lambda: _check_expected(sent[:, rank].tolist(), expected))
     result, target = session.refusing(
         lambda: _output(where, given, (int(sent[:, rank].sum()), *tail), out)
     )
     blocks = sent * np.uint64(width), exchanged, _seal(sent, width) if known else 0
-    found = where.run(session, (request, "direct"), given, target, blocks, result, limit)
-    if key is not None and table is not None:
-        bound = _bound(session, request, "direct", given, *blocks)
-        repeated.remember(session, key, row, table, (bound, result))
-    return found
+    like = _like(call, row, said, given, target) if usual else None
+    return where.run(session, (request, "direct"), given, target, blocks, result, limit, like)
 
 
 def bind_exchange(session: Session, x: Any, sent: np.ndarray, dtype_name: str) -> _C.BoundCall:

@@ -1,4 +1,4 @@
-#include "bindings/python_frame.h"
+#include "bindings/calls/python_frame.h"
 
 #include <unordered_map>
 

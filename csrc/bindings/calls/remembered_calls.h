@@ -13,8 +13,8 @@
 #include <utility>
 #include <vector>
 
-#include "bindings/arguments.h"
-#include "bindings/python_frame.h"
+#include "bindings/calls/arguments.h"
+#include "bindings/calls/python_frame.h"
 #include "engine/engine.h"
 #include "transports/two_level.h"
 
@@ -44,17 +44,22 @@ struct CallKey {
   }
 };
 
-struct RememberedCall {
-  CallKey key;
+struct RunnableCall {
   std::shared_ptr<const BoundCall> call;
   std::shared_ptr<const StagedCall> staged;  // instead of `call`
-  std::optional<ArrayKey> fresh;             // the result to allocate
-  pybind11::object kept[8];                  // references to what the keys point to
+};
+
+struct RememberedCall : RunnableCall {
+  CallKey key;
+  std::optional<ArrayKey> fresh;  // the result to allocate
+  pybind11::object kept[8];       // references to what the keys point to
 
   bool serves(const CallKey& other) const {
     return (call != nullptr || staged != nullptr) && key == other;
   }
 };
+
+struct SizedCall;  // sized_calls.h
 
 struct FastcallState {
   std::shared_ptr<Engine> engine;
@@ -67,6 +72,7 @@ struct FastcallState {
   pybind11::object in_flight,
       flight;  // what keeps the arrays of queued calls, and the type for one
   std::array<RememberedCall, kSlots> entries;
+  std::vector<std::shared_ptr<const SizedCall>> sized;
   KnownPlaces sites;
   uint32_t running = 0;                           // calls of all threads that hold no references
   std::vector<std::shared_ptr<const void>> gone;  // what they may use, and is no longer here
@@ -107,5 +113,16 @@ bool make_key(const FastcallState& state, PyObject* const* args, CallKey& key, C
 
 // Throws TypeError if it is none.
 FastcallState& state_of(PyObject* fastcall);
+
+// What a BoundCall of Python's, or a StagedCall, runs.
+RunnableCall runnable(const FastcallState& state, pybind11::handle call);
+
+// Whether a call that `state` knows could run now: the communicator is open, and no call in the
+// background of two levels comes before it.
+bool can_run(const FastcallState& state);
+
+// Runs a call; null with a Python error set if it has failed. fast_path.cpp.
+PyObject* run(FastcallState& state, const RunnableCall& call, CallArrays& arrays, uint32_t site,
+              double limit_s);
 
 }  // namespace pycoll

@@ -1,4 +1,4 @@
-#include "bindings/dlpack.h"
+#include "bindings/calls/dlpack.h"
 
 #include "base/error.h"
 

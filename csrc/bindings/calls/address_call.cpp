@@ -21,9 +21,9 @@
 #include <utility>
 
 #include "bindings/bindings.h"
-#include "bindings/dlpack.h"
-#include "bindings/fast_path.h"
-#include "bindings/python_frame.h"
+#include "bindings/calls/dlpack.h"
+#include "bindings/calls/fast_path.h"
+#include "bindings/calls/python_frame.h"
 
 namespace py = pybind11;
 namespace pycoll {

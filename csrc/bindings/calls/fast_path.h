@@ -5,7 +5,7 @@
 
 #include <memory>
 
-#include "bindings/arguments.h"
+#include "bindings/calls/arguments.h"
 #include "engine/bind.h"
 
 namespace pycoll {

@@ -1,4 +1,4 @@
-#include "bindings/fast_path.h"
+#include "bindings/calls/fast_path.h"
 
 #include <pybind11/numpy.h>
 
@@ -8,7 +8,7 @@
 #include <type_traits>
 
 #include "bindings/bindings.h"
-#include "bindings/remembered_calls.h"
+#include "bindings/calls/remembered_calls.h"
 
 namespace py = pybind11;
 namespace pycoll {
@@ -181,15 +181,19 @@ PyObject* run_on(FastcallState& state, E* engine, Call* call, CallArrays& arrays
   return nullptr;
 }
 
-PyObject* run(FastcallState& state, const RememberedCall& entry, CallArrays& arrays, uint32_t site,
+}  // namespace
+
+PyObject* run(FastcallState& state, const RunnableCall& runs, CallArrays& arrays, uint32_t site,
               double limit_s) {
-  const BoundCall* const call = entry.call.get();
+  const BoundCall* const call = runs.call.get();
   if (state.engine != nullptr) {
     return run_on(state, state.engine.get(), call, arrays, site, limit_s);
   }
   if (state.mpi != nullptr) return run_on(state, state.mpi.get(), call, arrays, site, limit_s);
-  return run_on(state, state.two.get(), entry.staged.get(), arrays, site, limit_s);
+  return run_on(state, state.two.get(), runs.staged.get(), arrays, site, limit_s);
 }
+
+namespace {
 
 bool is_numpy_number(const FastcallState& state, PyObject* x) {
   for (const py::object& base : {state.number, state.boolean}) {
@@ -237,7 +241,8 @@ PyObject* fast_or_slow(FastcallState& state, PyObject* const* args, const ArrayK
     const RememberedCall& entry = state.entries[slot_of(key)];
     if (entry.serves(key) && (state.two == nullptr || state.two->idle()) &&
         complete(state, args, key, entry.fresh, arrays) && entry.serves(key)) {
-      return (now ? run : submit)(state, entry, arrays, site, *limit_s);
+      return now ? run(state, entry, arrays, site, *limit_s)
+                 : submit(state, entry, arrays, site, *limit_s);
     }
   }
   if (like != nullptr) return nullptr;

@@ -1,4 +1,4 @@
-#include "bindings/arguments.h"
+#include "bindings/calls/arguments.h"
 
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
@@ -6,7 +6,7 @@
 #include <complex>
 
 #include "bindings/bindings.h"
-#include "bindings/dlpack.h"
+#include "bindings/calls/dlpack.h"
 
 namespace py = pybind11;
 namespace pycoll {

@@ -22,7 +22,7 @@
 #include <memory>
 #include <utility>
 
-#include "bindings/fast_path.h"
+#include "bindings/calls/fast_path.h"
 
 namespace py = pybind11;
 namespace pycoll {

@@ -7,7 +7,7 @@
 #include <memory>
 #include <string>
 
-#include "bindings/fast_path.h"
+#include "bindings/calls/fast_path.h"
 
 namespace py = pybind11;
 namespace pycoll {

@@ -1,9 +1,10 @@
-#include "bindings/remembered_calls.h"
+#include "bindings/calls/remembered_calls.h"
 
 #include <utility>
 
 #include "bindings/bindings.h"
-#include "bindings/fast_path.h"
+#include "bindings/calls/fast_path.h"
+#include "bindings/calls/sized_calls.h"
 
 namespace py = pybind11;
 namespace pycoll {
@@ -17,6 +18,10 @@ void replace(FastcallState& state, RememberedCall& old, RememberedCall entry = {
     if (old.staged != nullptr) state.gone.push_back(old.staged);
   }
   old = std::move(entry);
+}
+
+bool is_open(const FastcallState& state) {
+  return state.engine != nullptr || state.mpi != nullptr || state.two != nullptr;
 }
 
 template <typename E>
@@ -35,11 +40,7 @@ PyObject* remember(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
     if (!make_key(state, all, key, arrays)) Py_RETURN_NONE;
     RememberedCall entry;
     entry.key = key;
-    if (state.two != nullptr) {
-      entry.staged = py::cast<std::shared_ptr<StagedCall>>(py::handle(args[0]));
-    } else {
-      entry.call = py::cast<std::shared_ptr<BoundCall>>(py::handle(args[0]));
-    }
+    static_cast<RunnableCall&>(entry) = runnable(state, args[0]);
     for (size_t i = 0; i < key.objects.size(); ++i) {
       entry.kept[i] = py::reinterpret_borrow<py::object>(key.objects[i]);
     }
@@ -52,8 +53,7 @@ PyObject* remember(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
     }
     entry.kept[5] = py::reinterpret_borrow<py::object>(key.x.type);
     entry.kept[6] = py::reinterpret_borrow<py::object>(key.out.type);
-    const bool closed = state.engine == nullptr && state.mpi == nullptr && state.two == nullptr;
-    if (!closed) replace(state, state.entries[slot_of(key)], std::move(entry));  // else meanwhile
+    if (is_open(state)) replace(state, state.entries[slot_of(key)], std::move(entry));
     Py_RETURN_NONE;
   });
 }
@@ -62,6 +62,7 @@ PyObject* forget(PyObject* self, PyObject*) {
   return guarded([&]() -> PyObject* {
     FastcallState& state = *reinterpret_cast<Fastcall*>(self)->state;
     for (RememberedCall& entry : state.entries) replace(state, entry);
+    state.sized.clear();
     let_go(state, state.engine);
     let_go(state, state.mpi);
     let_go(state, state.two);
@@ -117,6 +118,7 @@ int clear_fastcall(PyObject* self) {
   FastcallState* state = reinterpret_cast<Fastcall*>(self)->state;
   if (state == nullptr) return 0;
   for (RememberedCall& entry : state->entries) replace(*state, entry);
+  state->sized.clear();
   return 0;
 }
 
@@ -135,10 +137,31 @@ FastcallState& state_of(PyObject* fastcall) {
   return *reinterpret_cast<Fastcall*>(fastcall)->state;
 }
 
+RunnableCall runnable(const FastcallState& state, py::handle call) {
+  RunnableCall found;
+  if (state.two != nullptr) {
+    found.staged = py::cast<std::shared_ptr<StagedCall>>(call);
+  } else {
+    found.call = py::cast<std::shared_ptr<BoundCall>>(call);
+  }
+  return found;
+}
+
+bool can_run(const FastcallState& state) {
+  return is_open(state) && (state.two == nullptr || state.two->idle());
+}
+
 void add_fastcall(py::module_& m) {
   static PyMethodDef methods[] = {
       {"remember", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(remember)),
        METH_FASTCALL, "Serve calls like this one on the hot path."},
+      {"on_bytes", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(run_on_bytes)),
+       METH_FASTCALL, "Run a call on bytes; return those that it gives."},
+      {"remember_sized",
+       reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(remember_sized)), METH_FASTCALL,
+       "Serve v-variants like this one without Python code."},
+      {"run_sized", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(run_sized)),
+       METH_FASTCALL, "Run a v-variant like an earlier one."},
       {"forget", forget, METH_NOARGS, "Let go of the engine; every call takes the slow path."},
       {nullptr, nullptr, 0, nullptr}};
   static PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void*>(create_fastcall)},

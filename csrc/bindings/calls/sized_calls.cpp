@@ -1,0 +1,177 @@
+#include "bindings/calls/sized_calls.h"
+
+#include <pybind11/numpy.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <utility>
+
+#include "bindings/calls/fast_path.h"
+
+namespace py = pybind11;
+namespace pycoll {
+namespace {
+
+constexpr size_t kMostKept = 16;
+
+// The arguments of a call, in order; what follows differs.
+enum SizedArg { kSizes = kOrder + 1, kOwn };
+
+py::bytes new_bytes(Py_ssize_t count) {
+  PyObject* const made = PyBytes_FromStringAndSize(nullptr, count);
+  if (made == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::bytes>(made);
+}
+
+PyObject* not_served() { return Py_NewRef(Py_NotImplemented); }
+
+bool add_size(PyObject* number, std::vector<int64_t>& found) {
+  if (!PyLong_CheckExact(number)) return false;
+  int overflow = 0;
+  found.push_back(PyLong_AsLongLongAndOverflow(number, &overflow));
+  return overflow == 0;
+}
+
+// The numbers of a list or tuple of ints, or of an array of int64.
+bool read_sizes(PyObject* given, std::vector<int64_t>& found) {
+  if (PyList_CheckExact(given) || PyTuple_CheckExact(given)) {
+    PyObject* const* items = PySequence_Fast_ITEMS(given);
+    return std::all_of(items, items + PySequence_Fast_GET_SIZE(given),
+                       [&](PyObject* item) { return add_size(item, found); });
+  }
+  if (Py_TYPE(given) != py::detail::npy_api::get().PyArray_Type_) return false;
+  const auto array = py::reinterpret_borrow<py::array>(given);
+  if (array.ndim() != 1 || !array.dtype().equal(py::dtype::of<int64_t>())) return false;
+  for (py::ssize_t i = 0; i < array.size(); ++i) {
+    found.push_back(*static_cast<const int64_t*>(array.data(i)));
+  }
+  return true;
+}
+
+struct SizedArrays {
+  ArrayMemory x, out;
+};
+
+// Describes a call; false if only Python code can serve it.
+bool describe(const FastcallState& state, PyObject* const* args, SizedKey& key,
+              SizedArrays& arrays) {
+  auto& [in, out] = arrays;
+  key.objects = {args[kKind], args[kOp], args[kRoot], args[kOrder]};
+  if (args[kX] == Py_None || !describe_array(state.heap.get(), args[kX], false, key.x, in) ||
+      !describe_array(state.heap.get(), args[kOut], true, key.out, out)) {
+    return false;
+  }
+  const bool apart =
+      out.data == nullptr || in.data + in.nbytes <= out.data || out.data + out.nbytes <= in.data;
+  return apart && !in.scattered && key.x.ndim > 0 && read_sizes(args[kSizes], key.sizes);
+}
+
+// Null without a Python error if there is no memory for it.
+py::object result_of(const SizedCall& like, PyObject* x, PyObject* out, ArrayMemory& memory) {
+  if (!like.fresh) return py::reinterpret_borrow<py::object>(out);
+  try {
+    py::object made = new_array(*like.fresh, x);
+    ArrayKey key;
+    const bool known = describe_array(nullptr, made.ptr(), true, key, memory);
+    return known ? made : py::object();
+  } catch (const py::error_already_set&) {
+    return {};
+  }
+}
+
+// Runs a call on bytes. Null with a Python error set if it has failed.
+py::object tell(FastcallState& state, const RunnableCall& call, const py::object& data,
+                Py_ssize_t nbytes, uint32_t site, double limit_s) {
+  const py::bytes result = new_bytes(nbytes);
+  CallArrays arrays{{PyBytes_AS_STRING(data.ptr()), uint64_t(PyBytes_GET_SIZE(data.ptr()))},
+                    {PyBytes_AS_STRING(result.ptr()), uint64_t(nbytes)},
+                    data,
+                    result};
+  return py::reinterpret_steal<py::object>(run(state, call, arrays, site, limit_s));
+}
+
+uint32_t site_of(PyObject* number) {
+  return static_cast<uint32_t>(PyLong_AsUnsignedLongMask(number));
+}
+
+}  // namespace
+
+PyObject* run_on_bytes(PyObject* fastcall, PyObject* const* args, Py_ssize_t nargs) {
+  return guarded([&]() -> PyObject* {
+    if (nargs != 5 || !PyBytes_CheckExact(args[1])) {
+      throw py::type_error("on_bytes takes call, data, nbytes, site and timeout_s");
+    }
+    FastcallState& state = state_of(fastcall);
+    const Py_ssize_t nbytes = PyLong_AsSsize_t(args[2]);
+    const double limit_s = PyFloat_AsDouble(args[4]);
+    if (PyErr_Occurred() != nullptr) throw py::error_already_set();
+    if (!can_run(state)) return not_served();
+    const RunnableCall call = runnable(state, args[0]);
+    const auto data = py::reinterpret_borrow<py::object>(args[1]);
+    return tell(state, call, data, nbytes, site_of(args[3]), limit_s).release().ptr();
+  });
+}
+
+PyObject* remember_sized(PyObject* fastcall, PyObject* const* args, Py_ssize_t nargs) {
+  return guarded([&]() -> PyObject* {
+    if (nargs != kOwn + 5) throw py::type_error("remember_sized takes 12 arguments");
+    FastcallState& state = state_of(fastcall);
+    auto entry = std::make_shared<SizedCall>();
+    SizedArrays arrays;
+    if (!can_run(state) || !describe(state, args, entry->key, arrays)) Py_RETURN_NONE;
+    PyObject* const* own = args + kOwn;
+    entry->tell = runnable(state, own[0]);
+    entry->row = py::reinterpret_borrow<py::bytes>(own[1]);
+    entry->table = py::reinterpret_borrow<py::bytes>(own[2]);
+    entry->move = runnable(state, own[3]);
+    PyObject* fresh_type = nullptr;
+    if (args[kOut] == Py_None && own[4] != Py_None) {
+      ArrayMemory memory;
+      if (!describe_array(nullptr, own[4], true, entry->fresh.emplace(), memory)) Py_RETURN_NONE;
+      fresh_type = entry->fresh->type;
+    }
+    const auto& [kind, op, root, order] = entry->key.objects;
+    int i = 0;
+    for (PyObject* object :
+         {kind, op, root, order, entry->key.x.type, entry->key.out.type, fresh_type}) {
+      entry->kept[i++] = py::reinterpret_borrow<py::object>(object);
+    }
+    auto& kept = state.sized;
+    std::erase_if(kept, [&](const auto& other) { return other->key == entry->key; });
+    if (kept.size() >= kMostKept) kept.erase(kept.begin());
+    kept.push_back(std::move(entry));
+    Py_RETURN_NONE;
+  });
+}
+
+PyObject* run_sized(PyObject* fastcall, PyObject* const* args, Py_ssize_t nargs) {
+  return guarded([&]() -> PyObject* {
+    if (nargs != kOwn + 2) throw py::type_error("run_sized takes 9 arguments");
+    FastcallState& state = state_of(fastcall);
+    SizedKey key;
+    SizedArrays arrays;
+    if (!can_run(state) || !describe(state, args, key, arrays)) return not_served();
+    const auto found = std::find_if(state.sized.begin(), state.sized.end(),
+                                    [&](const auto& entry) { return entry->key == key; });
+    if (found == state.sized.end()) return not_served();
+    const std::shared_ptr<const SizedCall> like = *found;  // another thread may drop it meanwhile
+    const auto x = py::reinterpret_borrow<py::object>(args[kX]);
+    const py::object result = result_of(*like, x.ptr(), args[kOut], arrays.out);
+    if (!result) return not_served();
+    const uint32_t site = site_of(args[kOwn]);
+    const double limit_s = PyFloat_AsDouble(args[kOwn + 1]);
+    if (PyErr_Occurred() != nullptr) throw py::error_already_set();
+    const Py_ssize_t nbytes = PyBytes_GET_SIZE(like->table.ptr());
+    py::object table = tell(state, like->tell, like->row, nbytes, site, limit_s);
+    if (!table) return nullptr;
+    const bool as_before = std::memcmp(PyBytes_AS_STRING(table.ptr()),
+                                       PyBytes_AS_STRING(like->table.ptr()), size_t(nbytes)) == 0;
+    // Python code raises what a communicator raises that another thread has closed meanwhile.
+    if (!as_before || !can_run(state)) return table.release().ptr();
+    CallArrays given{arrays.x, arrays.out, x, result};
+    return run(state, like->move, given, site, limit_s);
+  });
+}
+
+}  // namespace pycoll

@@ -1,0 +1,54 @@
+// Calls for which ranks first tell each other sizes: v-variants, and calls on Python objects. They
+// are methods of `Fastcall`, see fast_path.h:
+//
+//   fast.on_bytes(call, data, nbytes, site, timeout_s)
+//
+// runs a bound or staged call on the memory of `data`, bytes, and returns the `nbytes` bytes of its
+// result.
+//
+//   fast.remember_sized(kind, x, out, op, root, order, sizes, tell, row, table, move, result)
+//   fast.run_sized(kind, x, out, op, root, order, sizes, site, timeout_s)
+//
+// The second runs a v-variant like one that was remembered: on arrays of these shapes and dtypes,
+// with equal `sizes`, a list of ints, and all else being the very objects that were remembered.
+// First `tell` gives all ranks the `row` of each. If that makes the `table` of then, `move` runs on
+// the arrays, and its result is returned; if not, the bytes of the new table, and nothing has been
+// moved. `result` is an array like the one to allocate, or None.
+//
+// Where only Python code can serve a call, and where nothing like it is remembered, on_bytes and
+// run_sized do nothing, and return NotImplemented.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "bindings/calls/arguments.h"
+#include "bindings/calls/remembered_calls.h"
+
+namespace pycoll {
+
+struct SizedKey {
+  std::array<PyObject*, 4> objects{};  // kind, op, root, order: compared by identity
+  ArrayKey x, out;
+  std::vector<int64_t> sizes;
+
+  bool operator==(const SizedKey&) const = default;
+};
+
+struct SizedCall {
+  SizedKey key;
+  RunnableCall tell, move;
+  pybind11::bytes row, table;
+  std::optional<ArrayKey> fresh;  // the result to allocate
+  pybind11::object kept[7];       // references to what the keys point to
+};
+
+PyObject* run_on_bytes(PyObject* fastcall, PyObject* const* args, Py_ssize_t nargs);
+PyObject* remember_sized(PyObject* fastcall, PyObject* const* args, Py_ssize_t nargs);
+PyObject* run_sized(PyObject* fastcall, PyObject* const* args, Py_ssize_t nargs);
+
+}  // namespace pycoll
