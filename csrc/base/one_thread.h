@@ -18,18 +18,28 @@ using User = std::atomic<uintptr_t>;
 class Use {
  public:
   Use(User& user, uint32_t rank) : user_(user) {
-    const auto me = static_cast<uintptr_t>(pthread_self());
     uintptr_t nobody = 0;
-    COLL_CHECK(user_.compare_exchange_strong(nobody, me, std::memory_order_acquire),
-               "ConcurrentUseError", "thread ", me, " used rank ", rank,
-               "'s communicator while thread ", nobody,
-               " was inside a call; use one communicator per thread (dup), or a lock");
+    const auto me = static_cast<uintptr_t>(pthread_self());
+    if (!user_.compare_exchange_strong(nobody, me, std::memory_order_acquire)) {
+      refuse(nobody, rank);
+    }
+  }
+  // Throws what a Use would throw now.
+  static void check_unused(const User& user, uint32_t rank) {
+    const uintptr_t other = user.load(std::memory_order_acquire);
+    if (other != 0) refuse(other, rank);
   }
   ~Use() { user_.store(0, std::memory_order_release); }
   Use(const Use&) = delete;
   Use& operator=(const Use&) = delete;
 
  private:
+  [[noreturn]] static void refuse(uintptr_t other, uint32_t rank) {
+    throw_error("ConcurrentUseError", "thread ", static_cast<uintptr_t>(pthread_self()),
+                " used rank ", rank, "'s communicator while thread ", other,
+                " was inside a call; use one communicator per thread (dup), or a lock");
+  }
+
   User& user_;
 };
 

@@ -185,6 +185,7 @@ void add_engine_methods(pybind11::module_& m, Class& cls) {
           "abort", [](E& e, const std::string& text) { e.abort(text); }, Release())
       .def(
           "leave", [](E& e, const std::string& text) { e.leave(text); }, Release())
+      .def("check_unused", &E::check_unused)
       .def("close", &E::close, Release())
       .def_property_readonly("iteration", &E::iteration);
   m.def("error_of", &error_of_ticket<E>, "engine"_a, "ticket"_a);

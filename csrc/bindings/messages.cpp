@@ -163,6 +163,7 @@ void bind_two_level(py::module_& m) {
           Release())
       .def("trace", &TwoLevelEngine::trace, "trace"_a, Release())
       .def("queue", &TwoLevelEngine::queue)
+      .def("check_unused", &TwoLevelEngine::check_unused)
       .def_property_readonly("failed_inside", &TwoLevelEngine::failed_inside);
 }
 

@@ -345,6 +345,10 @@ std::unique_ptr<Use> Engine::hold() {
   return std::make_unique<Use>(user_, rank_);
 }
 
+void Engine::check_unused() const {
+  if (fork_guard_.at_home()) Use::check_unused(user_, rank_);
+}
+
 void Engine::close() {
   if (!fork_guard_.at_home()) {
     if (helper() != nullptr) helper()->abandon();

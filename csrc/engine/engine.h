@@ -137,6 +137,8 @@ class Engine {
   void leave(std::string_view text);
   // Excludes other threads, and signal handlers, until the result is destroyed.
   std::unique_ptr<Use> hold();
+  // Throws ConcurrentUseError if a thread is inside, as close() would; not in a forked child.
+  void check_unused() const;
   // Waits for queued calls, whether they succeed or not. For the thread that holds the engine.
   void drain();
   // Leaves in order. Waits for queued calls. Idempotent; also in a child made by fork.

@@ -62,6 +62,8 @@ class TwoLevelEngine {
   // Counts calls that wait their turn elsewhere; while there are any, none may be made here.
   void queue(int32_t change) { queued_ += change; }
   bool idle() const { return queued_ == 0; }
+  // See Engine.
+  void check_unused() const { Use::check_unused(user_, flat_->link().rank()); }
 
  private:
   struct Arrays {

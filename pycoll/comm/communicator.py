@@ -207,11 +207,13 @@ class Communicator(
         Where others have it by `pycoll.init`, too, this object is closed, and the rank leaves when
         the last of them closes it.
 
-        With ``strict="next"`` it waits for the others, if this rank has left calls early that are
-        not known to be theirs, too: see docs/mpi.md.
+        It waits until messages of `isend` are received that nobody has waited for, for as long as
+        a call may take. With ``strict="next"`` it also waits for the others, if this rank has left
+        calls early that are not known to be theirs, too: see docs/mpi.md.
 
         Raises:
-            CollError: What has become of such a call, after the communicator has been closed.
+            ConcurrentUseError: If a thread is inside a call; nothing has been closed.
+            CollError: What has become of such a message or call; the communicator has been closed.
         """
         if is_open(self._session):
             self._session = end_use(self._session, self)

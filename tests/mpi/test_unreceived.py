@@ -2,6 +2,8 @@
 
 import pytest
 
+import mpirun
+
 NAMES = ["refused_then_large", "received_late", "refused_behind_mail"]
 LIMIT = {"PYCOLL_TIMEOUT": "10"}
 
@@ -16,3 +18,10 @@ def test_by_messages(mpi, level):
 def test_in_two_levels(mpi, hosts):
     found = mpi(len(hosts), *NAMES, hosts=hosts, **LIMIT)
     assert found == {name: [[]] * len(hosts) for name in NAMES}
+
+
+@pytest.mark.parametrize("count", [100, 10_000, 1 << 20])
+def test_a_program_that_ends_without_waiting(mpi, count):
+    process = mpirun.launch(2, mpirun.PROGRAMS.with_name("sent_last.py"), [str(count)])
+    output = mpirun.finish(process, 60)
+    assert process.returncode == 0, output

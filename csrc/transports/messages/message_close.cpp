@@ -24,6 +24,10 @@ void MessageEngine::leave(std::string_view text) {
   set_failed(kind_of(Cause::kLeft), notice.text);
 }
 
+void MessageEngine::check_unused() const {
+  if (fork_guard_.at_home()) Use::check_unused(user_, rank_);
+}
+
 void MessageEngine::close() {
   if (!fork_guard_.at_home()) {
     if (helper() != nullptr) helper()->abandon();

@@ -114,6 +114,7 @@ class MessageEngine {
     }
   }
   void leave(std::string_view text);
+  void check_unused() const;  // see Engine
   void close();
   // Before close(): waits until all ranks are known to have made the calls that this one has left
   // early, and throws what has become of them. The others must have closed, left or failed.

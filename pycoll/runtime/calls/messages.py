@@ -23,7 +23,11 @@ class MessageInfo(NamedTuple):
 
 
 class MessageWork(Work):
-    """A message in the background; its array is kept alive until it is done."""
+    """A message in the background; its array is kept alive until it is done.
+
+    Attributes:
+        sends: Whether this rank sends it.
+    """
 
     _error: CollError | None = None
     _source: int | None = None
@@ -33,7 +37,7 @@ class MessageWork(Work):
         self._ended = ticket == 0
         if not self._ended:
             self._session, self._ticket, self._memory = session, ticket, memory
-            self._sends = sends
+            self.sends = sends
             session.under_way.add(self)
 
     def done(self) -> bool:
@@ -66,12 +70,12 @@ class MessageWork(Work):
                 source = session.awaited(
                     self._ticket, session.limit(None) if limit is None else limit
                 )
-                self._source = None if self._sends else source
+                self._source = None if self.sends else source
             except (CollTimeout, ConcurrentUseError):
                 raise
             except CollError as error:
                 self._error = error
-                if self._sends:
+                if self.sends:
                     session.abandon(self._memory)
             self._ended, self._memory = True, None
             session.under_way.discard(self)

@@ -174,6 +174,13 @@ class MpiSession(Session):
             self._given_up += 1
             _C.never_free(memory)
 
+    def close_postbox(self) -> None:
+        """Keep what the transport may still read: nobody can tell it to stop."""
+        for work in self.under_way:
+            if work.sends:
+                _C.never_free(work)
+        super().close_postbox()
+
     def prepare_for_exit(self) -> None:
         """Raise ConcurrentUseError if a thread may be in a call."""
         others = {thread.name for thread in threading.enumerate()} - {OWN_THREAD}
@@ -181,11 +188,11 @@ class MpiSession(Session):
             raise ConcurrentUseError("a thread that is left may be in a call")
 
     def end(self) -> None:
-        """Close as a user does: raise what has become of calls that this rank has left early."""
+        """See `Session.end`; also raise what has become of calls that this rank has left early."""
         try:
             self.guard(self.engine.prove)
         finally:
-            self.close()
+            super().end()
 
     def close(self) -> None:
         """See `pycoll.Communicator.close`."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 
 from pycoll import _C
-from pycoll.errors import ArgumentError, CollTimeout, CommClosed
+from pycoll.errors import ArgumentError, CollError, CollTimeout, CommClosed, PeerLeft
 from pycoll.runtime.arrays.host_arrays import ArrayView, check_output, view
 from pycoll.runtime.arrays.numbers import as_array
 from pycoll.runtime.calls.messages import MessageInfo, MessageWork
@@ -201,6 +202,23 @@ class TaggedMessages:
                 boxes = self._quick = self.guard(_C.Postbox, self._engine, boxes)
             self._postbox = boxes
         return self._postbox
+
+    def finish_sends(self, limit_s: float) -> CollError | None:
+        """Wait for messages of `isend` that nobody has waited for, at the end of a communicator.
+
+        Returns:
+            What became of the first that was not received in time; None if all were, and of a
+            communicator that has failed.
+        """
+        until, lost = time.monotonic() + limit_s, None
+        for work in [work for work in self.under_way if work.sends]:
+            try:
+                work.wait(max(0.0, until - time.monotonic()))
+            except (CollTimeout, PeerLeft) as error:
+                lost = lost or type(error)(f"a message of isend was not received: {error}")
+            except CollError:
+                break
+        return lost
 
     def close_postbox(self) -> None:
         """End all messages that are under way."""

@@ -344,9 +344,18 @@ class Session(QueuedCalls, TaggedMessages):
         if self._engine is not None:
             self.guard(self._engine.hold)
 
+    def end(self) -> None:
+        """Close as a user does: wait for what was sent, and raise if it was not received."""
+        self.guard(self.engine.check_unused)
+        lost = self.finish_sends(self.config.timeout_s)
+        self.close()
+        if lost is not None:
+            raise lost
+
     def close(self) -> None:
         """See `pycoll.Communicator.close`."""
         if self._engine is not None:
+            self.guard(self._engine.check_unused)  # before anything is let go
             if self.link is not None:
                 self.link.let_go(self)
             if self.device is not None:

@@ -10,7 +10,6 @@ from dataclasses import asdict
 
 from pycoll.config import Config
 from pycoll.errors import ArgumentError
-from pycoll.runtime.sessions.message_session import MpiSession
 from pycoll.runtime.sessions.session import Session
 
 
@@ -85,7 +84,7 @@ def end_use(session: Session, user: object) -> Session:
     """
     session.users.discard(user)
     if not session.users:
-        (session.end if isinstance(session, MpiSession) else session.close)()
+        session.end()
         return session
     closed = copy.copy(session)
     closed._caller = closed._engine = closed._mailboxes = closed._postbox = None  # as in its close

@@ -11,9 +11,11 @@ from types import ModuleType
 from typing import Any, NoReturn, Protocol
 
 from pycoll import _C
+from pycoll.config import Config
 from pycoll.errors import CollError, CommClosed, ConcurrentUseError
 
 _PATIENCE_S = 1.0
+_SENDS_S = 10.0  # for messages of isend that are still to be received
 _POLL_S = 0.001
 _MODULE = "pycoll.left_open"  # exists from the first session on that outlives its exit handler
 _ENDING = (
@@ -26,6 +28,9 @@ class Leaver(Protocol):
     """What can leave a job."""
 
     for_users: bool
+    rank: int
+    config: Config
+    finish_sends: Callable[[float], CollError | None]
     device: Any
     closed_because: str
     leave: Callable[[BaseException | str], None]
@@ -45,6 +50,7 @@ def leave_at_exit(reference: weakref.ref[Leaver]) -> None:
         return
     error = getattr(sys, "last_value", None)
     if error is None and session.for_users and session.device is None:
+        _finish_sends(session)
         with contextlib.suppress(CollError):  # `close` will raise it, too
             session.prepare_for_exit()
             return _leave_open(session)
@@ -60,6 +66,13 @@ def leave_at_exit(reference: weakref.ref[Leaver]) -> None:
         except ConcurrentUseError:
             session.leave("it exited while one of its threads was in a call")
             time.sleep(_POLL_S)
+
+
+def _finish_sends(session: Leaver) -> None:
+    """Say so if a message is lost: the program ends without having waited for it."""
+    lost = session.finish_sends(min(_SENDS_S, session.config.timeout_s))
+    if lost is not None:
+        sys.stderr.write(f"pycoll: rank {session.rank} ended without wait(): {lost}\n")
 
 
 class Closer:

@@ -286,10 +286,19 @@ class TwoLevelSession(MpiSession):
         self._calls = DeferredCalls()
         super().prepare_for_exit()
 
-    def close(self) -> None:
-        """See `pycoll.Communicator.close`."""
+    def end(self) -> None:
+        """See `Session.end`."""
+        self._finish_calls()
+        self.guard(self._two.check_unused)
+        super().end()
+
+    def _finish_calls(self) -> None:
         if self._engine is not None and self._calls is not None:
             self._calls.shutdown()
             self._calls = None
+
+    def close(self) -> None:
+        """See `pycoll.Communicator.close`."""
+        self._finish_calls()
         self.node.close()  # first: it refuses while a thread is inside a call
         super().close()
