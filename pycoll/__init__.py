@@ -46,7 +46,8 @@ if not TYPE_CHECKING:  # to a type checker a name that is missing is an error
             ) from _failure
         text = f"module 'pycoll' has no attribute {name!r}"
         if _failure is None and not name.startswith("__"):
-            text += importlib.import_module("pycoll.comm.other_names").of_module(name)
+            names = importlib.import_module("pycoll.comm.other_names")
+            text += names.of_module(name, Communicator)
         raise AttributeError(text)
 
 

@@ -47,6 +47,16 @@ std::optional<int64_t> plain_number(const py::handle& x, int64_t lowest, int64_t
 }
 
 constexpr int64_t kTags = int64_t{1} << 31;
+// pycoll.ANY, as a source or a tag. No number that an MPI has for its own: -1 and -2 are "any rank"
+// and "no rank", or the other way round.
+constexpr int64_t kAny = -(1 << 20);
+
+// A rank to receive from, -1 for any; nothing for anything else.
+std::optional<int64_t> plain_source(const py::handle& x, uint32_t ranks) {
+  const auto rank = plain_number(x, kAny, ranks);
+  if (rank == kAny) return -1;
+  return rank && *rank >= 0 ? rank : std::nullopt;
+}
 
 std::shared_ptr<MpiApi> make_mpi(std::string module, uintptr_t comm, uintptr_t byte, int tag_ub,
                                  bool multiple, int proc_failed) {
@@ -73,7 +83,7 @@ struct PlainMessage {
 std::optional<PlainMessage> plain_message(const py::handle& x, const py::dict& types, bool incoming,
                                           const py::handle& peer, uint32_t ranks,
                                           const py::handle& tag) {
-  const auto rank = plain_number(peer, incoming ? -1 : 0, ranks);
+  const auto rank = incoming ? plain_source(peer, ranks) : plain_number(peer, 0, ranks);
   const auto label = plain_number(tag, 0, kTags);
   const auto array = rank && label ? plain_array(x, types, incoming) : std::nullopt;
   if (!array) return std::nullopt;
@@ -251,6 +261,7 @@ void bind_message_engine(py::module_& m) {
 
 void bind_p2p(py::module_& m) {
   using namespace pybind11::literals;
+  m.attr("ANY") = kAny;
   py::enum_<Offers>(m, "Offers")
       .value("NEVER", Offers::kNever)
       .value("WANTED", Offers::kWanted)

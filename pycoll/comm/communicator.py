@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import FunctionType
 from typing import Any, NoReturn
 
 from pycoll.comm.collectives import Collectives
@@ -12,6 +13,7 @@ from pycoll.comm.growing import GrowingJob
 from pycoll.comm.messages import Messages
 from pycoll.comm.objects import Objects
 from pycoll.comm.observation import Observation
+from pycoll.comm.other_names import NamesFromElsewhere
 from pycoll.comm.reductions import MoreReductions
 from pycoll.comm.v_variants import RaggedCollectives
 from pycoll.comm.windows import Windows
@@ -28,15 +30,16 @@ from pycoll.runtime.startup.make_groups import split
 
 
 class Communicator(
-    Windows,
+    Collectives,
     RaggedCollectives,
-    GrowingJob,
     MoreReductions,
     FusedCalls,
     Messages,
     Objects,
+    Windows,
+    GrowingJob,
     Observation,
-    Collectives,
+    NamesFromElsewhere,
 ):
     """A group of ranks that communicate.
 
@@ -54,10 +57,11 @@ class Communicator(
       for the former becomes NaN), complex types with ``sum``, ``avg`` and ``prod``, and bool with
       ``and``, ``or``, ``xor``, ``min`` and ``max``; all else takes any dtype of NumPy but Python
       objects. Bytes are in native order.
-      A Python number, or a list of numbers, becomes an array of int64, float64, complex128 or bool,
-      and a single one gives a single one.
+      A number of Python's becomes an array of int64, float64, complex128 or bool, one of NumPy's an
+      array of its type, and gives a number; a list of numbers becomes an array.
     * ``out``: array for the result, C-contiguous and writable; ``out=x`` works in place; by
-      default a new array of the kind of ``x``.
+      default a new array of the kind of ``x``. In gathers it may have a row for each rank, and a
+      block of ``x``, which has one, may come without that dimension.
     * ``root``: the rank that a call starts from or ends at, the same on every rank.
     * ``options``: any of those below, by name; for reductions ``order``, too.
     * ``algorithm``: name of an algorithm, or an `Algorithm`; by default the selector's choice.
@@ -231,6 +235,12 @@ class Communicator(
             if self._session.device is not None:
                 self._session.device.abort()  # the peers will not come any more
         self.close()
+
+
+for part in Communicator.__mro__[1:-1]:  # so that errors about arguments name the class users know
+    for function in vars(part).values():
+        if isinstance(function, FunctionType):
+            function.__qualname__ = f"Communicator.{function.__name__}"
 
 
 __all__ = ["Communicator", "Work"]

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from pycoll.comm.other_names import NamesFromElsewhere
 from pycoll.errors import ArgumentError
 from pycoll.runtime.calls.messages import wait_all
 from pycoll.runtime.sessions.session import Session
@@ -15,7 +16,7 @@ from pycoll.runtime.sessions.session import Session
 _A = TypeVar("_A", bound=Any)
 
 
-class Grid:
+class Grid(NamesFromElsewhere):
     """The ranks of a communicator along axes, in C order; made by `Communicator.grid`.
 
     Its messages are apart from those of the communicator, and it is to be closed like one.

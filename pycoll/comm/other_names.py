@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-
-from pycoll.comm.communicator import Communicator
-from pycoll.comm.grid import Grid
+from typing import TYPE_CHECKING, NoReturn
 
 _NAMES = {  # without capitals and underscores; other spellings of our own names need no line
     "size": "world_size",
@@ -52,46 +50,65 @@ _WORDS = {  # keyword arguments
     **{"sendtag": "tag", "group": "a communicator of split()", "ranks": "color"},
     **{"recvtag": "tag", "asynchronous": "async_op"},
 }
+_CONSTANTS = {  # and functions of modules
+    **{"SUM": 'op="sum"', "PROD": 'op="prod"', "MIN": 'op="min"', "MAX": 'op="max"'},
+    **{"LAND": 'op="and", on bools', "LOR": 'op="or", on bools', "BAND": 'op="and"'},
+    **{"BOR": 'op="or"', "BXOR": 'op="xor"', "MINLOC": "comm.minloc", "MAXLOC": "comm.maxloc"},
+    "ReduceOp": 'a name, such as op="sum"',
+    **{"ANY_SOURCE": "pycoll.ANY", "ANY_TAG": "pycoll.ANY"},
+    "PROC_NULL": "None, as dst or src of comm.sendrecv",
+    "IN_PLACE": "comm.all_reduce(x, out=x)",
+    **{"Waitall": "pycoll.wait_all", "Waitany": "pycoll.wait_any"},
+    "Wtime": "time.perf_counter",
+    "COMM_SELF": "comm.split(comm.rank)",
+    "Finalize": "comm.close()",
+}
 
 
-_OURS = [name for name in dir(Communicator) if not name.startswith("_")]
+class NamesFromElsewhere:
+    """What says of a name that is not known here what it is called."""
+
+    if not TYPE_CHECKING:  # to which every name would be known then
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Raise AttributeError."""
+            here = "" if name.startswith("_") else name_here(name, type(self))
+            text = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if here:  # then Python has nothing to add
+                raise AttributeError(f"{text}; here it is {here}", name=name, obj=None)
+            raise AttributeError(text, name=name, obj=self)
 
 
 def explain(error: BaseException) -> None:
     """Add to the text of an error that comes from such a habit what the thing is called here."""
-    if isinstance(error, AttributeError) and isinstance(error.obj, (Communicator, Grid)):
-        here = name_here(error.name or "")
-        error.obj = None if here else error.obj  # Python has nothing to add
-    elif isinstance(error, TypeError):
-        here = _argument_here(str(error))
-    else:
-        return
-    if here:
+    if isinstance(error, TypeError) and (here := _argument_here(str(error))):
         error.args = (f"{error}; here it is {here}",)
 
 
-def name_here(name: str) -> str:
-    """Return what is called that elsewhere; empty if nothing is."""
-    own = {known.replace("_", ""): known for known in _OURS}
+def name_here(name: str, kind: type) -> str:
+    """Return what is called that elsewhere, for one of our classes; empty if nothing is."""
+    ours = [known for known in dir(kind) if not known.startswith("_")]
+    own = {known.replace("_", ""): known for known in ours}
     word = re.sub("(_async)?_?$", "", name).lower().replace("_", "")
     found = own.get(word) or _NAMES.get(word, "")
-    return f"{found}, for objects {found}_object" if f"{found}_object" in _OURS else found
+    return f"{found}, for objects {found}_object" if f"{found}_object" in ours else found
 
 
-def of_module(name: str) -> str:
+def of_module(name: str, kind: type) -> str:
     """Return what to say of a name that is looked for in the module, and may be elsewhere."""
     if name in ("COMM_WORLD", "MPI", "Init", "init_process_group"):
         return ": comm = pycoll.init() gives the communicator of all ranks"
-    if here := name_here(name):
+    known = {constant.lower(): here for constant, here in _CONSTANTS.items()}
+    if here := known.get(name.lower(), ""):
+        return f": here it is {here}"
+    if here := name_here(name, kind):
         return f": comm = pycoll.init(), and comm has it as {here}"
     return ""
 
 
 def _argument_here(text: str) -> str:
     """Return what an argument is called, from the text that Python has for an unknown one."""
-    if text.startswith("Messages.recv() missing"):
+    if text.startswith("Communicator.recv() missing"):
         return "recv(x, src), which fills x, and recv_object(src) for objects"
-    said = re.match(r"(\w+)\.\w+\(\) got an unexpected keyword argument '(\w+)'", text)
-    if said is None or said[1] not in {kind.__name__ for kind in Communicator.__mro__}:
-        return ""
-    return _WORDS.get(said[2], "")
+    said = re.match(r"Communicator\.\w+\(\) got an unexpected keyword argument '(\w+)'", text)
+    return _WORDS.get(said[1], "") if said is not None else ""

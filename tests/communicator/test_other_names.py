@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,7 @@ class Other:
     ],
 )
 def test_a_name_from_elsewhere(name, here):
-    assert other_names.name_here(name) == here
+    assert other_names.name_here(name, Communicator) == here
 
 
 def test_what_the_table_says_exists():
@@ -72,6 +73,34 @@ def test_an_error_that_a_habit_makes(call, said):
     assert re.search(said, run_threads(1, rank)[0])
 
 
+def test_python_has_no_other_suggestion():
+    """It would name `_fast` for `bcast`, and says what is near where we have nothing to say."""
+
+    def rank(comm):
+        found = []
+        for name in ("bcast", "barier"):
+            try:
+                getattr(comm, name)
+            except AttributeError as error:
+                found.append("".join(traceback.format_exception_only(error)))
+        return found
+
+    ours, near = run_threads(1, rank)[0]
+    assert ours.endswith("here it is broadcast, for objects broadcast_object\n")
+    assert "barier" in near
+    assert "_fast" not in near
+
+
+def test_a_grid_knows_the_names_too():
+    def rank(comm):
+        grid = comm.grid((1,))
+        with pytest.raises(AttributeError, match=r"here it is close$"):
+            grid.Free()
+        grid.close()
+
+    run_threads(1, rank)
+
+
 def test_the_launcher_explains(tmp_path):
     script = tmp_path / "script.py"
     script.write_text("import pycoll; pycoll.init().Allreduce(1)")
@@ -87,6 +116,9 @@ def test_the_launcher_explains(tmp_path):
         ("all_reduce", "comm = pycoll.init.., and comm has it as all_reduce$"),
         ("COMM_WORLD", "comm = pycoll.init.. gives the communicator of all ranks$"),
         ("frobnicate", "module 'pycoll' has no attribute 'frobnicate'$"),
+        ("SUM", 'here it is op="sum"$'),
+        ("PROC_NULL", "here it is None, as dst or src of comm.sendrecv$"),
+        ("ANY_SOURCE", "here it is pycoll.ANY$"),
     ],
 )
 def test_a_name_that_the_module_lacks(name, said):

@@ -257,7 +257,8 @@ PyObject* fast_or_slow(FastcallState& state, PyObject* const* args, const ArrayK
   std::copy(args, args + kArgs, with_array.begin());
   with_array[kX] = array.ptr();
   PyObject* const result = fast_or_slow(state, with_array.data(), nullptr, args);
-  return is_python_number(args[kX]) ? number_of(result) : result;
+  const bool single = is_python_number(args[kX]) || is_numpy_number(state, args[kX]);
+  return single ? number_of(result) : result;
 }
 
 }  // namespace

@@ -21,10 +21,9 @@ from pycoll.errors import ArgumentError, CollError, MismatchError
 from pycoll.runtime.arrays.host_arrays import ArrayView, check_output
 from pycoll.runtime.calls.messages import MessageWork
 from pycoll.runtime.calls.work import Work
-from pycoll.runtime.sessions.p2p import ANY_TAG, one_way
+from pycoll.runtime.sessions.p2p import ANY, one_way
 from pycoll.runtime.sessions.session import Session
 
-_ANY = -1
 _HEADER = np.dtype(
     [(name, np.uint64) for name in ("device_type", "nbytes", "number", "slotted", "offset")]
 )
@@ -97,7 +96,7 @@ class DeviceMessages:
         """See `pycoll.Communicator.recv`."""
         target, arrived = self._target(x), self.unfit(src, tag)
         if arrived is None:
-            if tag == ANY_TAG:
+            if tag == ANY:
                 src, tag, _ = self._session.probe(src, tag, self._session.limit(timeout))
             words = np.zeros(1, _HEADER)
             try:
@@ -143,7 +142,7 @@ class DeviceMessages:
     def unfit(self, src: int, tag: int) -> Arrived | None:
         """Return, once, what has arrived before and did not fit."""
         for index, found in enumerate(self._state.unfit):
-            if src in (_ANY, found.source) and tag in (ANY_TAG, found.tag):
+            if src in (ANY, found.source) and tag in (ANY, found.tag):
                 return self._state.unfit.pop(index)
         return None
 

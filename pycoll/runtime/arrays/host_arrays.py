@@ -233,9 +233,16 @@ def as_reducible(v: ArrayView, op: str, what: str) -> ArrayView:
 
 
 def check_output(
-    v: ArrayView, shape: tuple[int, ...], like: ArrayView | None, what: str = "out"
+    v: ArrayView,
+    shape: tuple[int, ...],
+    like: ArrayView | None,
+    what: str = "out",
+    *,
+    stacked: tuple[int, ...] | None = None,
 ) -> None:
     """Refuse an output that cannot take the result in place; any dtype will do if `like` is None.
+
+    It has the shape `shape`, or `stacked` if there is that other one.
 
     Raises:
         ArgumentError: For a wrong shape or dtype, a read-only or a non-contiguous array, or memory
@@ -243,9 +250,10 @@ def check_output(
     """
     if like is not None and not _is_same_type(v, like):
         raise ArgumentError(f"{what} has dtype {_spelled(v)}, but x has dtype {_spelled(like)}")
-    if tuple(v.array.shape) != tuple(shape):
+    if tuple(v.array.shape) not in (tuple(shape), stacked):
+        either = "" if stacked is None else f" or {stacked}"
         raise ArgumentError(
-            f"{what} has shape {v.array.shape}; this call writes shape {tuple(shape)}"
+            f"{what} has shape {v.array.shape}; this call writes shape {tuple(shape)}{either}"
         )
     if not v.array.flags.writeable:
         raise ArgumentError(f"{what} is read-only")

@@ -86,6 +86,19 @@ def _blocks(shape: Shape, n: int) -> Shape:
     return shape
 
 
+def stacked_shape(kind: Kind, shape: Shape, n: int) -> Shape | None:
+    """Return the other shape in which a result is taken, if there is one.
+
+    What ranks contribute may be stacked along a new dimension, and a block may be without the
+    dimension along which blocks are stacked.
+    """
+    if kind in (Kind.ALL_GATHER, Kind.GATHER):
+        return n, *shape
+    if kind in (Kind.SCATTER, Kind.REDUCE_SCATTER) and len(shape) > 1 and shape[0] == n:
+        return shape[1:]
+    return None
+
+
 RESULT_SHAPE: dict[Kind, Callable[[Shape, int], Shape]] = {
     Kind.ALL_REDUCE: _same,
     Kind.REDUCE_SCATTER: _split,

@@ -16,12 +16,15 @@ _ANY_KIND = (*NUMBERS, np.number, np.bool_)
 def as_array(x: Any, what: str = "x", *, filled: bool = False) -> Any:
     """Return numbers as a new array, and anything else as it is.
 
-    A bool becomes bool, an int int64, a float float64, a complex complex128; a list or tuple, which
-    may be nested, what NumPy makes of it, unless it is to be filled.
+    A bool becomes bool, an int int64, a float float64, a complex complex128, a scalar of NumPy's
+    an array of its type; a list or tuple, which may be nested, what NumPy makes of it, unless it is
+    to be filled.
 
     Raises:
         ArgumentError: For an int that int64 cannot hold, and a list of other things than numbers.
     """
+    if isinstance(x, np.generic):
+        return np.array(x)
     if type(x) in NUMBERS:
         return _converted(x, what)
     if isinstance(x, (list, tuple)):
@@ -47,7 +50,8 @@ def _converted(x: Any, what: str) -> np.ndarray:
     rounded = array.dtype.kind == "f" and array.size > 0 and _are_numbers(x, _INTEGERS)
     if array.dtype.kind not in "bifc" or rounded:
         raise ArgumentError(
-            f"{what} has a number that int64 cannot hold; pass an array of a wider dtype"
+            f"{what} has an int that int64 cannot hold; pass a float, or an object to "
+            "all_gather_object and its like"
         )
     return array
 

@@ -7,6 +7,7 @@ are folded. So the function may do anything, and all the arrays need memory mean
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -37,6 +38,26 @@ class Runner(Protocol):
     prepare: Callable[[CallRequest, Any, Any], Prepared]
     start: Callable[[Prepared, float, bool], Any]
     check: Callable[[CallRequest, float | None], tuple[int, float]]
+
+
+def own_op(op: Any) -> Any:
+    """Return the name of an operation that is one of mpi4py's, and anything else as it is.
+
+    Raises:
+        ArgumentError: For one of MPI's that there is none here for.
+    """
+    MPI = sys.modules.get("mpi4py.MPI")
+    if MPI is None or not isinstance(op, MPI.Op):
+        return op
+    for theirs, ours in _OF_MPI.items():
+        if op == getattr(MPI, theirs):
+            return ours
+    if op.is_predefined:
+        raise ArgumentError(
+            f"op is MPI's; of those {', '.join(_OF_MPI)} are accepted; MINLOC and MAXLOC are "
+            "comm.minloc and comm.maxloc here, LAND, LOR and LXOR 'and', 'or' and 'xor' on bools"
+        )
+    return op
 
 
 def function_for(kind: Kind, op: Any, x: Any) -> Function | None:
@@ -74,6 +95,12 @@ def _of_c(op: Any) -> Function:
 # Functions of one array, whose elements they combine.
 _OF_ONE = (sum, min, max, any, all, np.sum, np.prod, np.min, np.max, np.mean, np.any, np.all)
 _COMPLEX = (np.dtype(np.complex64), np.dtype(np.complex128))
+
+
+_OF_MPI = {
+    **{"SUM": "sum", "PROD": "prod", "MIN": "min", "MAX": "max"},
+    **{"BAND": "and", "BOR": "or", "BXOR": "xor"},
+}
 
 
 def reduce_with(

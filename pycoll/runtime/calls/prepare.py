@@ -20,7 +20,13 @@ from pycoll.runtime.arrays.host_arrays import (
     overlap,
     view,
 )
-from pycoll.runtime.arrays.layouts import RESULT_SHAPE, Detour, RegisteredPart, Shape
+from pycoll.runtime.arrays.layouts import (
+    RESULT_SHAPE,
+    Detour,
+    RegisteredPart,
+    Shape,
+    stacked_shape,
+)
 from pycoll.runtime.arrays.neutral import fill_with_neutral
 from pycoll.runtime.arrays.symmetric_memory import AUTOMATIC_BYTES, Memory
 from pycoll.runtime.arrays.widened import widened
@@ -91,7 +97,8 @@ class Caller:
         elif has_out or spec.prefix is not None:
             result = self.new_like(given, shape) if out is None else out
             target = self.view(result, "out")
-            check_output(target, shape, given)
+            other = stacked_shape(request.kind, tuple(given.array.shape), n)
+            check_output(target, shape, given, stacked=other)
         if spec.prefix is not None and op == ReduceOp.AVG:
             raise ArgumentError(f"op='avg' is not defined for {request.collective}")
         reduces = spec.reduces and request.kind != Kind.BARRIER

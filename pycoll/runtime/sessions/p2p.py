@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -14,7 +15,8 @@ from pycoll.runtime.arrays.host_arrays import ArrayView, check_output, view
 from pycoll.runtime.arrays.numbers import as_array
 from pycoll.runtime.calls.messages import MessageInfo, MessageWork
 
-ANY_TAG = -1
+ANY: int = _C.ANY
+"""As a source, any rank; as a tag, any tag."""
 _MAX_TAG = 2**31 - 1
 _MOST_CODES = 256
 _CODES: dict[np.dtype, int] = {}
@@ -53,6 +55,18 @@ class TaggedMessages:
 
     def recv(self, x: Any, src: int, tag: int, timeout: float | None) -> int:
         """See `pycoll.Communicator.recv`."""
+        try:
+            return self._recv(x, src, tag, timeout)
+        except CollTimeout as error:
+            with contextlib.suppress(CollError):
+                if other := self.look(ANY, ANY, 0.0):
+                    error.args = (
+                        f"{error}; a message of rank {other.src} waits, with tag {other.tag} and "
+                        f"{other.nbytes} bytes (tag=pycoll.ANY takes any)",
+                    )
+            raise
+
+    def _recv(self, x: Any, src: int, tag: int, timeout: float | None) -> int:
         limit = self.config.timeout_s if timeout is None else self._limit(timeout)
         if self._quick is not None or self._postbox is None:
             try:
@@ -61,7 +75,7 @@ class TaggedMessages:
                 self._message_failed(error)
             if source is not None:
                 return source
-        if tag == ANY_TAG:
+        if tag == ANY:
             self._to_receive(x, src, 0)
             src, tag, _ = self.probe(src, tag, limit)
         return self.take(x, self._to_receive(x, src, tag), limit)
@@ -137,9 +151,9 @@ class TaggedMessages:
 
     def look(self, src: int, tag: int, limit: float) -> MessageInfo | None:
         """Return what is known of a message, or None if there is none in time."""
-        self._check_peer("src", src, -1)
-        number = ANY_TAG if tag == ANY_TAG else self._tag(tag)
-        found = self.messaging(self.postbox().probe, src, number, limit)
+        source = self._source(src)
+        number = -1 if tag == ANY else self._tag(tag)
+        found = self.messaging(self.postbox().probe, source, number, limit)
         return None if found is None else MessageInfo(found[0], found[1], found[3])
 
     def deliver(self, x: Any, message: Sequence[int], limit: float) -> None:
@@ -238,7 +252,7 @@ class TaggedMessages:
             _remember(x, source.code)
             x, code = np.ascontiguousarray(source.array), source.code
             plain = ArrayView(x, source.dtype, source.name, x).pointer, x.nbytes
-        self._check_peer("dst", dst, 0)
+        self._check_dst(dst)
         return x, *plain, code, dst, self._tag(tag)
 
     def _to_receive(self, x: Any, src: int, tag: int) -> tuple[int, ...]:
@@ -250,8 +264,7 @@ class TaggedMessages:
             check_output(target, target.array.shape, None, "x")
             plain, code = (target.pointer, target.array.nbytes), target.code
             _remember(x, code)
-        self._check_peer("src", src, -1)
-        return *plain, code, src, self._tag(tag)
+        return *plain, code, self._source(src), self._tag(tag)
 
     def _sent(self, x: Any, message: Sequence[int]) -> MessageWork:
         return MessageWork(self, self.messaging(self.postbox().send, *message), x, True)
@@ -278,13 +291,21 @@ class TaggedMessages:
 
     def check_end(self, dst: int, tag: int) -> None:
         """Refuse a rank or a tag that cannot be sent to."""
-        self._check_peer("dst", dst, 0)
+        self._check_dst(dst)
         self._tag(tag)
 
-    def _check_peer(self, name: str, peer: int, lowest: int) -> None:
-        if not _is_integer(peer) or not lowest <= peer < self.world_size:
-            anyone = ", or pycoll.ANY" if lowest < 0 else ""
-            raise ArgumentError(f"{name}={peer!r}; accepted: 0 to {self.world_size - 1}{anyone}")
+    def _check_dst(self, dst: int) -> None:
+        if not _is_integer(dst) or not 0 <= dst < self.world_size:
+            raise ArgumentError(f"dst={dst!r}; accepted: 0 to {self.world_size - 1}")
+
+    def _source(self, src: int) -> int:
+        """Return a rank to receive from as the engine has it, which is -1 for any."""
+        if _is_integer(src) and src == ANY:
+            return -1
+        if not _is_integer(src) or not 0 <= src < self.world_size:
+            last = self.world_size - 1
+            raise ArgumentError(f"src={src!r}; accepted: 0 to {last}, or pycoll.ANY")
+        return int(src)
 
     def _tag(self, tag: int) -> int:
         if not _is_integer(tag) or not 0 <= tag <= _MAX_TAG:

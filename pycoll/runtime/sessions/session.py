@@ -20,7 +20,7 @@ from pycoll.runtime.arrays.layouts import ChunkLayout
 from pycoll.runtime.arrays.numbers import NUMBERS, as_array
 from pycoll.runtime.arrays.symmetric_memory import Memory
 from pycoll.runtime.calls.call_sites import CallSites
-from pycoll.runtime.calls.functions import function_for, reduce_with
+from pycoll.runtime.calls.functions import function_for, own_op, reduce_with
 from pycoll.runtime.calls.plans import CallSpec, PlanCache, barrier_spec
 from pycoll.runtime.calls.prepare import Caller
 from pycoll.runtime.calls.prepared import CallRequest, Prepared
@@ -175,9 +175,11 @@ class Session(QueuedCalls, TaggedMessages):
         stream: Any = None,
     ) -> Any:
         """Run one collective; the arguments are those of `pycoll.Communicator`."""
-        if type(x) in NUMBERS or isinstance(x, (list, tuple)):
+        if type(x) in NUMBERS or isinstance(x, (list, tuple, np.generic)):
             return self._on_numbers(kind, x, out, op, root, order, algorithm, timeout, async_op)
-        x = np.asarray(x) if isinstance(x, np.generic) and out is not x else x
+        given_op = op
+        if type(op) is not str:
+            op = self.refusing(lambda: own_op(given_op))
         request = CallRequest(kind, op, root, order, algorithm)
         limit, later, on_host = self.refusing(
             lambda: (self._limit(timeout), bool(async_op), not (on_device(x) or on_device(out)))
@@ -193,7 +195,7 @@ class Session(QueuedCalls, TaggedMessages):
         result = self.start(prepared, limit, later)
         if prepared.plain and (not later or isinstance(result, Work)):
             fresh = prepared.result if out is None else None
-            like = kind, x, out, op, root, order, algorithm, fresh
+            like = kind, x, out, given_op, root, order, algorithm, fresh
             self.fast.remember(self.remembered(prepared), *like)
         return result
 
