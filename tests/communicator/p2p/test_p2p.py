@@ -280,9 +280,9 @@ def test_a_message_with_another_tag_is_named():
         with pytest.raises(CollTimeout, match=r"rank 0 waits, with tag 7 and 24 bytes"):
             comm.recv(np.ones(3), timeout=0.2)
         comm.recv(np.ones(3), tag=7)  # it is still there
-        comm.barrier()
-        with pytest.raises(CollTimeout, match=r"nothing from any rank within 0.1 s$"):
+        with pytest.raises(CollTimeout, match=r"within 0.1 s$"):
             comm.recv(np.ones(3), timeout=0.1)
+        comm.barrier()
         return True
 
     assert run_processes(2, rank) == [True] * 2
@@ -291,13 +291,11 @@ def test_a_message_with_another_tag_is_named():
 @pytest.mark.parametrize("number", [-1, -2, -3])
 def test_numbers_of_an_mpi_are_no_sources(run, number):
     def rank(comm):
-        for call in (comm.recv, comm.irecv):
-            with pytest.raises(
-                ArgumentError, match=f"src={number}; accepted: 0 to 0, or pycoll.ANY"
-            ):
-                call(np.ones(1), number)
-        with pytest.raises(ArgumentError, match=f"src={number}"):
-            comm.probe(number)
+        x = np.ones(1)
+        calls = (lambda: comm.recv(x, number), lambda: comm.irecv(x, number))
+        for call in (*calls, lambda: comm.probe(number)):
+            with pytest.raises(ArgumentError, match=f"src={number}; accepted: 0 to 0, or pycoll.A"):
+                call()
         return True
 
     assert run(1, rank) == [True]
