@@ -58,7 +58,10 @@ class UnlockedInWaits final : public Held {
   ~UnlockedInWaits() {
     if (!unlocked_.has_value()) held = before_;
   }
-  void let_go() override { unlocked_.emplace(); }
+  void let_go() override {
+    if (before_ != nullptr) before_->let_go();
+    unlocked_.emplace();
+  }
   UnlockedInWaits(const UnlockedInWaits&) = delete;
   UnlockedInWaits& operator=(const UnlockedInWaits&) = delete;
 

@@ -43,8 +43,16 @@ bool make_key(const FastcallState& state, PyObject* const* args, CallKey& key, C
 
 namespace {
 
-// Calls what a hook gives, in place of the engine's part of a call or before it. Peers hear of an
-// interrupt there: they would take the next call of this rank for this one.
+// Lets peers hear of an interrupt before the engine has a call: they would take the next call of
+// this rank for this one.
+void tell_of_interrupt(const FastcallState& state, py::error_already_set& error) {
+  try {
+    state.interrupted()(error.type().attr("__name__"));
+  } catch (py::error_already_set&) {  // the interrupt is what the user gets
+  }
+}
+
+// Calls what a hook gives, in place of the engine's part of a call or before it.
 [[gnu::noinline]] py::object in_python(FastcallState& state, const py::object& hook,
                                        PyObject* const* args = nullptr, size_t nargs = 0) {
   try {
@@ -52,12 +60,7 @@ namespace {
     if (result != nullptr) return py::reinterpret_steal<py::object>(result);
     throw py::error_already_set();
   } catch (py::error_already_set& error) {
-    if (!error.matches(PyExc_Exception)) {
-      try {
-        state.interrupted()(error.type().attr("__name__"));
-      } catch (py::error_already_set&) {  // the interrupt is what the user gets
-      }
-    }
+    if (!error.matches(PyExc_Exception)) tell_of_interrupt(state, error);
     throw;
   }
 }
@@ -113,8 +116,10 @@ bool complete(const FastcallState& state, PyObject* const* args, const CallKey& 
     if (!describe_array(state.heap.get(), result.ptr(), true, made, out)) return false;
     if (key.x.place == Place::kPrivate) made.place = fresh->place;  // it does not matter where
     return made == *fresh;
-  } catch (const py::error_already_set&) {  // no memory: the slow path lets the peers know
-    return false;
+  } catch (py::error_already_set& error) {  // no memory: the slow path lets the peers know
+    if (error.matches(PyExc_Exception)) return false;
+    tell_of_interrupt(state, error);
+    throw;
   }
 }
 

@@ -75,7 +75,8 @@ py::object result_of(const SizedCall& like, PyObject* x, PyObject* out, ArrayMem
     ArrayKey key;
     const bool known = describe_array(nullptr, made.ptr(), true, key, memory);
     return known ? made : py::object();
-  } catch (const py::error_already_set&) {
+  } catch (py::error_already_set& error) {  // the caller lets peers hear of an interrupt
+    if (!error.matches(PyExc_Exception)) throw;
     return {};
   }
 }

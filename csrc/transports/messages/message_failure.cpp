@@ -280,6 +280,7 @@ void MessageEngine::out_of_memory() {
 }
 
 void MessageEngine::raise_on_all(const std::string& name, const std::string& text) {
+  if (!at_home()) return;  // the ranks are the parent's
   const std::lock_guard lock(mutex_);
   if (failed_ || closed_) return;
   Notice notice = own_record(Notice::kRaise);
