@@ -106,18 +106,18 @@ Binding make_binding(std::shared_ptr<Plan> plan, const pybind11::kwargs& numbers
 // pending Python exceptions stay what they are.
 void raise_in_python(const Error& error);
 
-// Adds the type `AddressCall`; address_call.cpp.
+// Adds the type `AddressCall`; calls/address_call.cpp.
 //
 //   call = AddressCall(engine, bound); call(x, out, site, timeout_s)
 //
 // is `engine.run(bound, x, out, site, timeout_s)`, and does not keep the engine.
 void bind_address_call(pybind11::module_& m);
 
-void bind_arrays(pybind11::module_& m);          // arguments.cpp
+void bind_arrays(pybind11::module_& m);          // calls/arguments.cpp
 void bind_control(pybind11::module_& m);         // control.cpp
 void bind_memory(pybind11::module_& m);          // memory.cpp
 void bind_kernels(pybind11::module_& m);         // kernels.cpp
-void bind_p2p(pybind11::module_& m);             // messages.cpp
+void bind_p2p(pybind11::module_& m);             // calls/p2p.cpp
 void bind_message_engine(pybind11::module_& m);  // messages.cpp
 
 using Release = pybind11::call_guard<Unlocked>;

@@ -67,9 +67,8 @@ class MessageWork(Work):
         if not self._ended:
             session = self._session
             try:
-                source = session.awaited(
-                    self._ticket, session.limit(None) if limit is None else limit
-                )
+                limit = session.config.timeout_s if limit is None else limit
+                source = session.awaited(self._ticket, limit)
                 self._source = None if self.sends else source
             except (CollTimeout, ConcurrentUseError):
                 raise

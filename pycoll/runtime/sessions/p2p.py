@@ -83,7 +83,10 @@ class TaggedMessages:
     def isend(self, x: Any, dst: int, tag: int) -> MessageWork:
         """See `pycoll.Communicator.isend`."""
         if self._quick is not None:
-            ticket = self._quickly(self._quick.post, x, _CODES, dst, tag)
+            try:
+                ticket = self._quick.post(x, _CODES, dst, tag)
+            except BaseException as error:
+                self._message_failed(error)
             if ticket is not None:
                 return MessageWork(self, ticket, x, True)
         x, *message = self._to_send(x, dst, tag)
@@ -92,7 +95,10 @@ class TaggedMessages:
     def irecv(self, x: Any, src: int, tag: int) -> MessageWork:
         """See `pycoll.Communicator.irecv`."""
         if self._quick is not None:
-            ticket = self._quickly(self._quick.expect, x, _CODES, src, tag)
+            try:
+                ticket = self._quick.expect(x, _CODES, src, tag)
+            except BaseException as error:
+                self._message_failed(error)
             if ticket is not None:
                 return MessageWork(self, ticket, x, False)
         return self._received(x, self._to_receive(x, src, tag))
@@ -113,7 +119,10 @@ class TaggedMessages:
         if self._postbox is None:
             self.postbox()
         if self._quick is not None:
-            found = self._quickly(self._quick.exchange, x, out, _CODES, dst, src, *tags, limit)
+            try:
+                found = self._quick.exchange(x, out, _CODES, dst, src, *tags, limit)
+            except BaseException as error:
+                self._message_failed(error)
             if found is not None:
                 source, coming, going = found
                 return self._finish_exchange(coming, going, x, limit) if going else source
@@ -180,15 +189,12 @@ class TaggedMessages:
 
     def awaited(self, ticket: int, limit: float) -> int:
         """Wait for a message in the postbox; return the sender of one that comes."""
-        source: int = self._quickly(self.postbox().wait, ticket, limit)
-        return source
-
-    def _quickly(self, function: Any, *args: Any) -> Any:
-        """Do what `messaging` does, which is called for failures only."""
+        box = self.postbox() if self._quick is None else self._quick
         try:
-            return function(*args)
+            source: int = box.wait(ticket, limit)
         except BaseException as error:
             self._message_failed(error)
+        return source
 
     def messaging(self, function: Any, *args: Any) -> Any:
         """Call what moves messages, and turn its failures into pycoll's exceptions."""

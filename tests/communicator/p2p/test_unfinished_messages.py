@@ -69,6 +69,7 @@ def test_two_that_send_and_do_not_receive_do_not_wait_for_each_other(connected):
 
     def rank(comm):
         comm.isend(np.ones(1 << 20), 1 - comm.rank)
+        comm.barrier()
         start = time.monotonic()
         with contextlib.suppress(PeerLeft):
             comm.close()

@@ -84,8 +84,8 @@ struct HostPlayer : Caller {
     const uint64_t count = scenario.counts[call] + errs(Event::kMismatch, call);
     const hosts::MessagePlan plan = kHostPlans[shape];
     const Binding binding = calls::sum_of(plan(scenario.n, rank), count, 7 + shape);
-    const auto bound =
-        engine.bind(binding, scenario.segment, scenario.eager, plan == hosts::from_first, {});
+    const auto limits = hosts::limits_of(plan, scenario.n, scenario.segment, scenario.eager);
+    const auto bound = engine.bind(binding, limits, plan == hosts::from_first, {});
     fill(call, count);
     if (errs(Event::kRefusal, call)) {
       rejected_itself = true;
@@ -122,6 +122,7 @@ struct HostPlayer : Caller {
       if (std::find(scenario.host.begin(), before, scenario.host[r]) == before) owners.push_back(r);
     }
     const uint64_t slices = std::min<uint64_t>(count, 1 + scenario.shapes[call] * 2);
+    const MessageLimits limits{scenario.n, rank, scenario.segment, scenario.eager, 1, scenario.n};
     StagedCall staged;
     staged.scratch_bytes = count * 8;
     for (uint64_t i = 0; i < slices; ++i) {
@@ -138,9 +139,9 @@ struct HostPlayer : Caller {
       slice.before = {node.bind(bound(plans::one_shot(m, me))), StageArray::kIn,
                       StageArray::kScratch};
       if (me == 0) {
-        slice.across = {two.flat().bind(bound(sum_of_owners(scenario.n, rank, owners)),
-                                        scenario.segment, scenario.eager, false, owners),
-                        StageArray::kScratch, StageArray::kOut};
+        const auto plan = sum_of_owners(scenario.n, rank, owners);
+        slice.across = {two.flat().bind(bound(plan), limits, false, owners), StageArray::kScratch,
+                        StageArray::kOut};
       }
       slice.after = {node.bind(bound(plans::from_root(m, me, 0, false))), StageArray::kOut,
                      StageArray::kOut};
