@@ -168,6 +168,7 @@ class Kind(IntEnum):
     CHECK = 16
     SCAN = 17
     EXSCAN = 18
+    BROADCAST_OBJECT = 19
     REFUSED = 255
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from types import FunctionType
 from typing import Any, NoReturn
@@ -216,7 +217,8 @@ class Communicator(
         calls early that are not known to be theirs, too: see docs/mpi.md.
 
         Raises:
-            ConcurrentUseError: If a thread is inside a call; nothing has been closed.
+            ConcurrentUseError: If a thread is inside a collective, or waits for a message of
+                `isend`; nothing has been closed.
             CollError: What has become of such a message or call; the communicator has been closed.
         """
         if is_open(self._session):
@@ -240,7 +242,8 @@ class Communicator(
 for part in Communicator.__mro__[1:-1]:  # so that errors about arguments name the class users know
     for function in vars(part).values():
         if isinstance(function, FunctionType):
-            function.__qualname__ = f"Communicator.{function.__name__}"
+            for layer in (function, inspect.unwrap(function)):
+                layer.__qualname__ = f"Communicator.{function.__name__}"
 
 
 __all__ = ["Communicator", "Work"]

@@ -72,8 +72,10 @@ class NamesFromElsewhere:
 
         def __getattr__(self, name: str) -> NoReturn:
             """Raise AttributeError."""
-            here = "" if name.startswith("_") else name_here(name, type(self))
-            text = f"{type(self).__name__!r} object has no attribute {name!r}"
+            kind = type(self)
+            known = name.startswith("_") or hasattr(kind, name)  # then what raised is inside of it
+            here = "" if known else name_here(name, kind)
+            text = f"{kind.__name__!r} object has no attribute {name!r}"
             if here:  # then Python has nothing to add
                 raise AttributeError(f"{text}; here it is {here}", name=name, obj=None)
             raise AttributeError(text, name=name, obj=self)
@@ -91,6 +93,8 @@ def name_here(name: str, kind: type) -> str:
     own = {known.replace("_", ""): known for known in ours}
     word = re.sub("(_async)?_?$", "", name).lower().replace("_", "")
     found = own.get(word) or _NAMES.get(word, "")
+    if re.split(r"\W", found)[0] not in ours:
+        return ""
     return f"{found}, for objects {found}_object" if f"{found}_object" in ours else found
 
 

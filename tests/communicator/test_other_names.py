@@ -57,6 +57,8 @@ def test_what_the_table_says_exists():
         (lambda c: c.Get_size(), "has no attribute 'Get_size'; here it is world_size$"),
         (lambda c: c.send([1], dest=0), "unexpected keyword argument 'dest'; here it is dst$"),
         (lambda c: c.broadcast([1], root_rank=0), "'root_rank'; here it is root$"),
+        (lambda c: c.all_gather_v([1], recvbuf=0), "'recvbuf'; here it is out$"),
+        (lambda c: c.broadcast_object(obj=0), "'obj'; here it is x$"),
         (lambda c: c.recv(), "argument: 'x'; here it is recv.x, src.*recv_object.src. for objects"),
         (lambda c: c.frobnicate(), "has no attribute 'frobnicate'$"),
         (lambda c: c.send([1], dst=0, colour=3), "keyword argument 'colour'$"),
@@ -91,11 +93,23 @@ def test_python_has_no_other_suggestion():
     assert "_fast" not in near
 
 
+def test_what_raises_inside_of_a_property_is_not_explained():
+    class Odd(other_names.NamesFromElsewhere):
+        @property
+        def rank(self):
+            return self._nothing
+
+    with pytest.raises(AttributeError, match=r"no attribute 'rank'$"):
+        _ = Odd().rank
+
+
 def test_a_grid_knows_the_names_too():
     def rank(comm):
         grid = comm.grid((1,))
         with pytest.raises(AttributeError, match=r"here it is close$"):
             grid.Free()
+        with pytest.raises(AttributeError, match=r"no attribute 'size'$"):
+            _ = grid.size  # nor world_size
         grid.close()
 
     run_threads(1, rank)

@@ -159,7 +159,7 @@ PyObject* run_sized(PyObject* fastcall, PyObject* const* args, Py_ssize_t nargs)
     const std::shared_ptr<const SizedCall> like = *found;  // another thread may drop it meanwhile
     const auto x = py::reinterpret_borrow<py::object>(args[kX]);
     const py::object result = result_of(*like, x.ptr(), args[kOut], arrays.out);
-    if (!result) return not_served();
+    if (!result || !can_run(state)) return not_served();  // that may have run Python code
     const uint32_t site = site_of(args[kOwn]);
     const double limit_s = PyFloat_AsDouble(args[kOwn + 1]);
     if (PyErr_Occurred() != nullptr) throw py::error_already_set();

@@ -15,7 +15,7 @@ import numpy as np
 
 from pycoll.errors import ArgumentError
 from pycoll.runtime.arrays.host_arrays import ArrayView, check_output, new_like, on_device, view
-from pycoll.runtime.arrays.layouts import RESULT_SHAPE
+from pycoll.runtime.arrays.layouts import RESULT_SHAPE, stacked_shape
 from pycoll.runtime.calls.prepared import CallRequest, Prepared
 from pycoll.types import ML_DTYPES, Kind, Order
 
@@ -62,7 +62,7 @@ def own_op(op: Any) -> Any:
 
 def function_for(kind: Kind, op: Any, x: Any) -> Function | None:
     """Return the function that combines arrays if the engine does not: the user's, or NumPy's."""
-    if kind in _MOVES and callable(op) and op not in _OF_ONE:
+    if kind in _MOVES and callable(op) and not any(op is known for known in _OF_ONE):
         return _of_c(op)
     complex_product = isinstance(op, str) and op == "prod" and not on_device(x)
     if kind in _MOVES and complex_product and getattr(x, "dtype", None) in _COMPLEX:
@@ -127,7 +127,8 @@ def reduce_with(
             f"{rows.dtype}{list(shape)}; it must return one of their shape and dtype"
         )
     result = new_like(given, shape) if out is None else out
-    view(result, "out").array[...] = found
+    target = view(result, "out").array
+    target[...] = found.reshape(target.shape)
     return result
 
 
@@ -147,7 +148,8 @@ def _prepare(
     if out is not None:
         if not receives:
             raise ArgumentError(f"out is for the root, rank {request.root}")
-        check_output(view(out, "out"), shape, given)
+        stacked = stacked_shape(kind, tuple(given.array.shape), n)
+        check_output(view(out, "out"), shape, given, stacked=stacked)
     own = np.ascontiguousarray(given.array)
     rows = None
     if receives:  # not symmetric memory, even where NumPy would take it

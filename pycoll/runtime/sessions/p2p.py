@@ -10,7 +10,14 @@ from typing import Any, NoReturn
 import numpy as np
 
 from pycoll import _C
-from pycoll.errors import ArgumentError, CollError, CollTimeout, CommClosed, PeerLeft
+from pycoll.errors import (
+    ArgumentError,
+    CollError,
+    CollTimeout,
+    CommClosed,
+    ConcurrentUseError,
+    PeerLeft,
+)
 from pycoll.runtime.arrays.host_arrays import ArrayView, check_output, view
 from pycoll.runtime.arrays.numbers import as_array
 from pycoll.runtime.calls.messages import MessageInfo, MessageWork
@@ -229,6 +236,9 @@ class TaggedMessages:
         Returns:
             What became of the first that was not received in time; None if all were, and of a
             communicator that has failed.
+
+        Raises:
+            ConcurrentUseError: If another thread waits for one.
         """
         until, lost = time.monotonic() + limit_s, None
         for work in [work for work in self.under_way if work.sends]:
@@ -236,6 +246,8 @@ class TaggedMessages:
                 work.wait(max(0.0, until - time.monotonic()))
             except (CollTimeout, PeerLeft) as error:
                 lost = lost or type(error)(f"a message of isend was not received: {error}")
+            except ConcurrentUseError:  # whoever waits would not hear of it
+                raise
             except CollError:
                 break
         return lost
@@ -315,7 +327,8 @@ class TaggedMessages:
 
     def _tag(self, tag: int) -> int:
         if not _is_integer(tag) or not 0 <= tag <= _MAX_TAG:
-            raise ArgumentError(f"tag={tag!r}; accepted: 0 to {_MAX_TAG}")
+            anyone = "; pycoll.ANY is for recv, probe and iprobe" if tag == ANY else ""
+            raise ArgumentError(f"tag={tag!r}; accepted: 0 to {_MAX_TAG}{anyone}")
         return int(tag)
 
 

@@ -84,8 +84,13 @@ def end_use(session: Session, user: object) -> Session:
     """
     session.users.discard(user)
     if not session.users:
-        session.end()
+        try:
+            session.end()
+        finally:
+            if is_open(session):  # it was refused
+                session.users.add(user)
         return session
     closed = copy.copy(session)
-    closed._caller = closed._engine = closed._mailboxes = closed._postbox = None  # as in its close
+    closed._caller = closed._engine = closed._mailboxes = None  # as in its close
+    closed._postbox = closed._quick = None
     return closed

@@ -70,7 +70,11 @@ def leave_at_exit(reference: weakref.ref[Leaver]) -> None:
 
 def _finish_sends(session: Leaver) -> None:
     """Say so if a message is lost: the program ends without having waited for it."""
-    lost = session.finish_sends(min(_SENDS_S, session.config.timeout_s))
+    lost: CollError | None
+    try:
+        lost = session.finish_sends(min(_SENDS_S, session.config.timeout_s))
+    except ConcurrentUseError as error:
+        lost = error
     if lost is not None:
         sys.stderr.write(f"pycoll: rank {session.rank} ended without wait(): {lost}\n")
 

@@ -47,6 +47,18 @@ def test_a_block_has_no_dimension_for_the_rank(run, shape):
         assert run(n, rank) == [True] * n
 
 
+@pytest.mark.parametrize("op", [np.add, lambda a, b: a + b])
+def test_results_of_functions_are_stacked_likewise(run, op):
+    def rank(comm):
+        n, me = comm.world_size, comm.rank
+        x = np.arange(6.0 * n).reshape(n, 2, 3)
+        out = np.empty((2, 3))
+        assert comm.reduce_scatter(x, op, out=out) is out
+        return np.array_equal(out, n * x[me])
+
+    assert run(2, rank) == [True] * 2
+
+
 def test_other_shapes_are_refused(run):
     def rank(comm):
         me, error = comm.rank, ArgumentError if comm.rank == 1 else PeerRejected

@@ -114,6 +114,25 @@ def test_a_close_that_is_refused_changes_nothing(run):
     assert run(2, rank) == [True] * 2
 
 
+def test_a_close_beside_a_thread_that_waits_for_a_send():
+    def rank(comm):
+        if comm.rank == 1:
+            time.sleep(0.5)
+            x = np.zeros(1 << 20)
+            comm.recv(x, 0)
+            return bool((x == 1).all())
+        work = comm.isend(np.ones(1 << 20), 1)
+        thread = threading.Thread(target=work.wait)
+        thread.start()
+        time.sleep(0.1)
+        with pytest.raises(ConcurrentUseError):
+            comm.close()
+        thread.join()
+        return work.done()
+
+    assert run_processes(2, rank) == [True] * 2
+
+
 PROGRAM = """
 import sys, time, numpy as np, pycoll
 count, receives = int(sys.argv[1]), sys.argv[2] == "receives"

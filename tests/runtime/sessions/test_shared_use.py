@@ -137,6 +137,40 @@ def test_what_is_closed_stays_closed_while_others_go_on(what):
         assert comm.all_reduce(1) == 1
 
 
+def test_a_closed_object_sends_no_messages():
+    with pycoll.init() as comm:
+        other, x = pycoll.init(), np.ones(3)
+        other.isend(x, 0).wait()
+        other.recv(x, 0)
+        other.close()
+        for call in (other.send, other.isend, other.irecv, other.recv):
+            with pytest.raises(pycoll.CommClosed):
+                call(x, 0)
+        assert comm.iprobe() is None
+
+
+def test_a_close_that_is_refused_leaves_the_user_in_its_place():
+    text = """
+import threading, time
+if comm.rank == 0:
+    thread = threading.Thread(target=comm.barrier)
+    thread.start()
+    time.sleep(0.3)
+    try:
+        comm.close()
+    except pycoll.ConcurrentUseError:
+        print("refused", flush=True)
+    thread.join()
+    pycoll.init().close()
+else:
+    time.sleep(0.6)
+    comm.barrier()
+assert comm.all_reduce(1) == 2
+"""
+    done = run(2, text)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "refused\n", "")
+
+
 def test_work_goes_on_after_its_object_is_closed():
     with pycoll.init() as comm, pycoll.init() as other:
         work = other.all_reduce(np.ones(3), async_op=True)

@@ -69,12 +69,13 @@ def exchange(session: Session, kind: Kind, row: bytes, limit: float | None = Non
     return _run(session, gathers(session, kind, len(row)), row, limit)
 
 
-def spread(session: Session, root: int, row: bytes, limit: float) -> bytes:
-    """Return the root's bytes on every rank: a broadcast that is a part of a call."""
-    key = Kind.BROADCAST, root, len(row)
+def spread(session: Session, kind: Kind, root: int, row: bytes, limit: float) -> bytes:
+    """Return the root's bytes on every rank: a broadcast that is a part of a call of `kind`."""
+    key = kind, root, len(row)
     call = session.kept.get(key)
     if call is None:
-        call = _bytes_call(session, CallRequest(Kind.BROADCAST, root=root), len(row), 1)
+        request = CallRequest(Kind.BROADCAST, root=root, within=kind)
+        call = _bytes_call(session, request, len(row), 1)
         session.kept[key] = call
     return _run(session, call, row, limit)
 

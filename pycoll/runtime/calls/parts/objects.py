@@ -33,12 +33,12 @@ def broadcast(session: Session, x: Any, root: int, pickle: bool, timeout: float 
         return whose, limit, pack(x, pickle) if session.rank == whose else b""
 
     root, limit, data = session.refusing(prepare)
-    head = spread(session, root, _head(data, 0, _HEAD_BYTES), limit)
+    head = spread(session, Kind.BROADCAST_OBJECT, root, _head(data, 0, _HEAD_BYTES), limit)
     size, _ = _SIZE_AND_ROOT.unpack_from(head)
     if size > _HEAD_BYTES - _FIRST:
         rest = np.frombuffer(data[_HEAD_BYTES - _FIRST :], np.uint8)
         if session.rank != root:
-            rest = np.empty(size - (_HEAD_BYTES - _FIRST), np.uint8)
+            rest = session.refusing(lambda: np.empty(size - (_HEAD_BYTES - _FIRST), np.uint8))
         session.call(Kind.BROADCAST, rest, rest, "sum", root, None, None, timeout)
         head += rest.tobytes()
     return x if session.rank == root else unpack(head[_FIRST : _FIRST + size], pickle, root)
@@ -95,7 +95,7 @@ def scatter(session: Session, xs: Any, root: int, pickle: bool, timeout: float |
     root, limit = session.refusing(lambda: session.check(request, timeout))
     packed = session.refusing(pieces)
     sizes = array("Q", [len(piece) for piece in packed] or [0] * n)
-    counts = array("Q", spread(session, root, sizes.tobytes(), limit)).tolist()
+    counts = array("Q", spread(session, Kind.SCATTER_V, root, sizes.tobytes(), limit)).tolist()
     whole = np.frombuffer(b"".join(packed), np.uint8)
     mine = v_variants.scatter(session, whole, counts, root, None, timeout)
     return xs[root] if session.rank == root else unpack(mine.tobytes(), pickle, root)

@@ -35,6 +35,7 @@ from pycoll.runtime.arrays.ragged_blocks import (
     gathered,
     scattered,
 )
+from pycoll.runtime.calls.functions import own_op
 from pycoll.runtime.calls.parts.exchange import exchange, in_parts
 from pycoll.runtime.calls.parts.repeated import Sized, Told, again, remember
 from pycoll.runtime.calls.parts.said_sizes import check_counts_equal, row_of, sizes_in
@@ -186,9 +187,13 @@ def _check_expected(rows: list[int], expected: Sequence[int] | None) -> None:
 
 
 def _like(call: Sized, row: bytes, said: bytes, *arrays: ArrayView | None) -> tuple[Sized, Told]:
-    """Return what makes calls like this one quick: what was said, and where its arrays lie."""
+    """Return what makes calls like this one quick: what was said, and where its arrays lie.
+
+    The counts are those that were said: another thread may have changed the caller's list.
+    """
     source, target = (0 if array is None else array.pointer for array in arrays)
-    return call, Told(row, said, (source, target))
+    counts = np.frombuffer(row, np.uint64)[2:].tolist() if len(call.counts) else ()
+    return call._replace(counts=counts), Told(row, said, (source, target))
 
 
 @in_parts
@@ -279,6 +284,7 @@ def reduce_scatter(
 
     With ``known`` the counts are not exchanged: the engine compares a checksum of them.
     """
+    op = session.refusing(lambda: own_op(op))
     call = Sized(Kind.REDUCE_SCATTER_V, x, out, op, 0, order, counts)
     usual = dtype_name is None and not known
     done, said = again(session, call, timeout) if usual else (False, None)
