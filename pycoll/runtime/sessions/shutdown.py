@@ -49,8 +49,9 @@ def leave_at_exit(reference: weakref.ref[Leaver]) -> None:
     if session is None:
         return
     error = getattr(sys, "last_value", None)
-    if error is None and session.for_users and session.device is None:
+    if error is None and session.for_users:
         _finish_sends(session)
+    if error is None and session.for_users and session.device is None:
         with contextlib.suppress(CollError):  # `close` will raise it, too
             session.prepare_for_exit()
             return _leave_open(session)
