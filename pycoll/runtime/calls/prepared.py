@@ -62,8 +62,6 @@ class Prepared:
     scatters: tuple[RegisteredPart | Detour, ...] = ()
     # the result as the engine gives it, in float32, and where it belongs, rounded
     wide: tuple[np.ndarray, ArrayView] | None = None
-    # runs it on two addresses, for a call that is made again and again; None: its session does
-    address_call: _C.AddressCall | None = None
 
     def finished(self) -> Any:
         """Return the result of the call, which has succeeded; any thread may, again and again."""

@@ -159,9 +159,6 @@ class MpiSession(Session):
                 _C.never_free(prepared)  # nobody can tell the transport to stop
             raise
 
-    def address_call(self, binding: _C.BoundCall) -> None:
-        """See `Session.address_call`."""
-
     def _let_go(self, queued: QueuedCall) -> None:
         if self._engine is None or self._engine.failed:  # MPI may still look at its arrays
             _C.never_free((queued.keep, queued.result))

@@ -212,10 +212,6 @@ class Session(QueuedCalls, TaggedMessages):
 
     def start(self, prepared: Prepared, limit: float, async_op: bool) -> Any:
         """Run a prepared call, or put it in the queue."""
-        if prepared.address_call is not None and not async_op:
-            arrays = prepared.in_ptr, prepared.out_ptr
-            self.guard(prepared.address_call, *arrays, self.refusing(self.site), limit)
-            return prepared.result
         held: list[_C.Hold] = []  # before it is looked up what lies where
         if prepared.registered:
             held = self.refusing(lambda: self.memory.hold(prepared.registered))
@@ -232,10 +228,6 @@ class Session(QueuedCalls, TaggedMessages):
             for hold in held:
                 hold.end()
         return prepared.finished()
-
-    def address_call(self, binding: _C.BoundCall) -> _C.AddressCall | None:
-        """Return what runs a call that is made again and again, if there is something quicker."""
-        return _C.AddressCall(self.engine, binding)
 
     def device_side(self, *given: Any) -> Any:
         """Return this rank's side of calls on arrays of a CUDA device, making it the first time."""
