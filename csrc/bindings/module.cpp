@@ -5,8 +5,8 @@
 
 #include "bindings/bindings.h"
 #include "bindings/calls/fast_path.h"
-#include "bindings/owned_class.h"
 #include "bindings/calls/python_frame.h"
+#include "bindings/owned_class.h"
 #include "kernels/fold/fold.h"
 
 namespace py = pybind11;

@@ -239,11 +239,15 @@ class Communicator(
         self.close()
 
 
-for part in Communicator.__mro__[1:-1]:  # so that errors about arguments name the class users know
-    for function in vars(part).values():
-        if isinstance(function, FunctionType):
-            for layer in (function, inspect.unwrap(function)):
-                layer.__qualname__ = f"Communicator.{function.__name__}"
+def _name_methods() -> None:
+    """Let errors about arguments name the class that users know, not the part it comes from."""
+    for part in Communicator.__mro__[1:-1]:
+        for function in vars(part).values():
+            if isinstance(function, FunctionType):
+                for layer in (function, inspect.unwrap(function)):
+                    layer.__qualname__ = f"Communicator.{function.__name__}"
 
+
+_name_methods()
 
 __all__ = ["Communicator", "Work"]
