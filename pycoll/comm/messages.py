@@ -76,8 +76,6 @@ class Messages:
 
         Without a reference to it the array is kept all the same. `Work.wait` returns None.
         """
-        if stream is None and type(x) is np.ndarray:
-            return self._session.isend(x, dst, tag)
         return self._ends(x, stream).isend(x, dst, tag)
 
     def irecv(self, x: Any, src: int = ANY, tag: int = 0, *, stream: Any = None) -> Work:
@@ -85,8 +83,6 @@ class Messages:
 
         Receives that fit the same message get theirs in the order in which they were called.
         """
-        if stream is None and type(x) is np.ndarray:
-            return self._session.irecv(x, src, tag)
         return self._ends(x, stream).irecv(x, src, tag)
 
     def sendrecv(
