@@ -54,6 +54,9 @@ ML_DTYPES = {
 
 _NAMED = (*(dtype.name.lower() for dtype in DType), "complex64", "complex128")
 _LOW, _HIGH = 0x100 - 32, 0x100  # values that the two bytes of a digest can have
+_UNITS = "Y M W D h m s ms us ns ps fs as".split()
+_ONLY_MOVED: dict[int, str] = {}
+_MOST_NAMES = 1024
 
 
 @functools.lru_cache(maxsize=256)
@@ -71,12 +74,26 @@ def type_code(name: str) -> int:
     if name in _NAMED:
         return _NAMED.index(name)
     digest = zlib.crc32(name.encode())
-    return 32 + digest % _LOW | digest // _LOW % _HIGH << 8
+    code = 32 + digest % _LOW | digest // _LOW % _HIGH << 8
+    if len(_ONLY_MOVED) >= _MOST_NAMES:
+        _ONLY_MOVED.clear()
+    _ONLY_MOVED[code] = name
+    return code
 
 
 def type_name(code: int) -> str:
-    """Return the name of the element type with a code; a number for one that can only be moved."""
-    return _NAMED[code] if code < len(_NAMED) else f"dtype#{code}"
+    """Return the name of the element type with a code.
+
+    Of the types that can only be moved it knows those that this process has had, and those of dates
+    and times; the others have a number.
+    """
+    if code < len(_NAMED):
+        return _NAMED[code]
+    if code not in _ONLY_MOVED:
+        for unit in _UNITS:
+            for name in (f"datetime64[{unit}]", f"timedelta64[{unit}]"):
+                type_code(name)
+    return _ONLY_MOVED.get(code, f"dtype#{code}")
 
 
 def type_bytes(name: str) -> int:

@@ -101,6 +101,20 @@ class Communicator(
         return self._session.world_size
 
     @property
+    def hosts(self) -> tuple[int, ...]:
+        """Number of the host of each rank, counted from 0.
+
+        Ranks that share no memory count as hosts of their own, as all do with ``transport="mpi"``.
+        ``comm.split(comm.hosts[comm.rank])`` makes a communicator of each host.
+        """
+        return self._session.hosts
+
+    @property
+    def local_rank(self) -> int:
+        """Number of this rank among those of its host, from 0; for the choice of a GPU."""
+        return self.hosts[: self.rank].count(self.hosts[self.rank])
+
+    @property
     def transport(self) -> str:
         """How its ranks reach each other, in words."""
         return self._session.transport

@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 
 from pycoll.comm.messages import ANY
 from pycoll.runtime.calls.methods import reports_misuse
-from pycoll.runtime.calls.parts import objects
+from pycoll.runtime.calls.parts import object_messages, objects
+from pycoll.runtime.calls.work import Work
 from pycoll.runtime.sessions.session import Session
 from pycoll.types import Kind
 
@@ -64,11 +65,18 @@ class Objects:
         """Give rank r the r-th object of the root's list; on other ranks ``xs`` does not matter."""
         return objects.scatter(self._session, xs, root, pickle, timeout)
 
+    @reports_misuse
+    def all_to_all_object(
+        self, xs: Sequence[Any], *, pickle: bool = False, timeout: float | None = None
+    ) -> list[Any]:
+        """Send the j-th object of a list to rank j; the i-th of the result came from rank i."""
+        return objects.all_to_all(self._session, xs, pickle, timeout)
+
     def send_object(
         self, x: Any, dst: int, tag: int = 0, *, pickle: bool = False, timeout: float | None = None
     ) -> None:
         """Send an object to one rank, which receives it with `recv_object`; see `send`."""
-        objects.send(self._session, x, dst, tag, pickle, timeout)
+        object_messages.send(self._session, x, dst, tag, pickle, timeout)
 
     def recv_object(
         self,
@@ -79,4 +87,16 @@ class Objects:
         timeout: float | None = None,
     ) -> Any:
         """Receive the next object with this tag, and return it; see `recv`."""
-        return objects.recv(self._session, src, tag, pickle, timeout)
+        return object_messages.recv(self._session, src, tag, pickle, timeout)
+
+    def isend_object(self, x: Any, dst: int, tag: int = 0, *, pickle: bool = False) -> Work:
+        """Send an object in the background, as it is now; see `isend`."""
+        return object_messages.isend(self._session, x, dst, tag, pickle)
+
+    def irecv_object(self, src: int = ANY, tag: int = 0, *, pickle: bool = False) -> Work:
+        """Receive an object in the background: `Work.wait` returns it.
+
+        Objects go to these calls, and to `recv_object`, in the order of the calls. A `Work` that is
+        dropped receives nothing.
+        """
+        return object_messages.ObjectReceive(self._session, src, tag, pickle)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from pycoll.runtime.sessions.session import Session
 from pycoll.types import Kind
 
 Counts = Sequence[int] | np.ndarray[Any, np.dtype[Any]]
+_Rows = np.ndarray[tuple[int], np.dtype[np.int64]]
 _A = TypeVar("_A")
 
 
@@ -21,23 +22,61 @@ class RaggedCollectives:
 
     The first dimension of the arrays may differ between ranks, or is cut into ``counts``; all
     other dimensions and the dtype are the same everywhere. ``op`` and ``order`` are those of
-    `Communicator.all_reduce`.
+    `Communicator.all_reduce`. With ``return_counts`` a call returns its result and the number of
+    rows that came from each rank, an array of int64.
     """
 
     _session: Session
 
+    @overload
+    def all_gather_v(
+        self,
+        x: _A,
+        *,
+        out: _A | None = None,
+        return_counts: Literal[False] = False,
+        timeout: float | None = None,
+    ) -> _A: ...
+
+    @overload
+    def all_gather_v(
+        self,
+        x: _A,
+        *,
+        out: _A | None = None,
+        return_counts: Literal[True],
+        timeout: float | None = None,
+    ) -> tuple[_A, _Rows]: ...
+
     @reports_misuse
-    def all_gather_v(self, x: _A, *, out: _A | None = None, timeout: float | None = None) -> _A:
+    def all_gather_v(
+        self,
+        x: Any,
+        *,
+        out: Any = None,
+        return_counts: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
         """Concatenate arrays whose first dimensions may differ; every rank gets the result."""
-        result: _A = v_variants.gather(self._session, Kind.ALL_GATHER_V, x, 0, out, timeout)
-        return result
+        kind = Kind.ALL_GATHER_V
+        return v_variants.gather(self._session, kind, x, 0, out, timeout, counted=return_counts)
 
     @reports_misuse
     def gather_v(
-        self, x: Any, root: int = 0, *, out: Any = None, timeout: float | None = None
+        self,
+        x: Any,
+        root: int = 0,
+        *,
+        out: Any = None,
+        return_counts: bool = False,
+        timeout: float | None = None,
     ) -> Any:
-        """Concatenate arrays whose first dimensions may differ on the root; others get None."""
-        return v_variants.gather(self._session, Kind.GATHER_V, x, root, out, timeout)
+        """Concatenate arrays whose first dimensions may differ on the root; others get None.
+
+        With ``return_counts`` the others get None and the counts.
+        """
+        kind = Kind.GATHER_V
+        return v_variants.gather(self._session, kind, x, root, out, timeout, counted=return_counts)
 
     @reports_misuse
     def scatter_v(
@@ -71,10 +110,37 @@ class RaggedCollectives:
         result: _A = v_variants.reduce_scatter(self._session, x, counts, op, order, out, timeout)
         return result
 
+    @overload
+    def all_to_all_v(
+        self,
+        x: _A,
+        counts: Counts,
+        *,
+        out: _A | None = None,
+        return_counts: Literal[False] = False,
+        timeout: float | None = None,
+    ) -> _A: ...
+
+    @overload
+    def all_to_all_v(
+        self,
+        x: _A,
+        counts: Counts,
+        *,
+        out: _A | None = None,
+        return_counts: Literal[True],
+        timeout: float | None = None,
+    ) -> tuple[_A, _Rows]: ...
+
     @reports_misuse
     def all_to_all_v(
-        self, x: _A, counts: Counts, *, out: _A | None = None, timeout: float | None = None
-    ) -> _A:
+        self,
+        x: Any,
+        counts: Counts,
+        *,
+        out: Any = None,
+        return_counts: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
         """Send the next ``counts[j]`` rows to rank j; get the rows from each rank, in order."""
-        result: _A = v_variants.all_to_all(self._session, x, counts, out, timeout)
-        return result
+        return v_variants.all_to_all(self._session, x, counts, out, timeout, counted=return_counts)

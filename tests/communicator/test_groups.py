@@ -43,6 +43,15 @@ def test_split_by_colour(run):
     ]
 
 
+def test_ranks_that_share_memory_are_on_one_host(run):
+    def rank(comm):
+        with comm.split(comm.rank % 2) as group:
+            return comm.hosts, comm.local_rank, group.hosts, group.local_rank
+
+    one, two = (0,) * 3, (0,) * 2
+    assert run(3, rank) == [(one, 0, two, 0), (one, 1, (0,), 0), (one, 2, two, 1)]
+
+
 def test_split_orders_by_key_then_rank(run):
     def rank(comm):
         backwards = comm.split(color=7, key=-comm.rank)

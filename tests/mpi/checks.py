@@ -59,8 +59,14 @@ def _staying_away(comm):
 
 
 def hosts_of(comm):
-    """Return the map of hosts that the check reports."""
-    return list(comm.check().hosts)
+    """Return the map of hosts that the check reports, and what a communicator of a host says."""
+    found = comm.check().hosts
+    assert comm.hosts == found
+    host = comm.split(found[comm.rank])
+    assert host.rank == comm.local_rank
+    assert host.hosts == (0,) * host.world_size
+    host.close()
+    return list(found)
 
 
 def selection(comm):

@@ -98,7 +98,7 @@ def check(session: Session, timeout: float | None = None) -> Health:
     def left() -> float:
         return max(1e-3, start + limit - time.monotonic())
 
-    hosts = tuple(getattr(session, "hosts", None) or [0] * session.world_size)
+    hosts = session.hosts
     try:
         return _examine(session, hosts, start, left)
     except CollError:

@@ -22,7 +22,7 @@ from pycoll.runtime.calls.prepared import Prepared
 from pycoll.runtime.calls.work import QueuedCall
 from pycoll.runtime.sessions.reports import describe, raising
 from pycoll.runtime.sessions.session import Session
-from pycoll.runtime.startup.hosts import Card
+from pycoll.runtime.startup.hosts import Card, number
 from pycoll.types import Kind
 
 _T = TypeVar("_T")
@@ -105,7 +105,7 @@ class MpiSession(Session):
         self.memory: PlainMemory = PlainMemory()
         self.threads = False
         self._given_up = 0  # sends whose arrays have been kept
-        hosts = [job.hosts[m] for m in members]
+        self._hosts = number([job.hosts[m] for m in members])
         self.cookie: int = _cookie(f"{job.word} {context} {members} {job.cards}")
         cards = [job.cards[m] for m in members]
         engine = raising(
@@ -118,7 +118,6 @@ class MpiSession(Session):
             cookie=self.cookie,
             early=self.may_leave_early and config.strict == "next",
         )
-        self.hosts = hosts
         one_host = len({card.host for card in cards}) == 1
         plans = PlanCache(
             engine,
@@ -142,6 +141,11 @@ class MpiSession(Session):
     def transport(self) -> str:
         """How the ranks reach each other."""
         return f"{self.job.library}, messages between all ranks"
+
+    @property
+    def hosts(self) -> tuple[int, ...]:
+        """See `Session.hosts`."""
+        return self._hosts
 
     @property
     def place(self) -> tuple[str, tuple[int, ...]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -37,6 +37,7 @@ class TaggedMessages:
     rank: int
     closed_because: str
     under_way: set[Any]  # messages that have not ended, which keep their arrays
+    object_receives: MutableMapping[int, Any]  # that have not ended, in the order of the calls
     _engine: Any
     _mailboxes: Any
     _postbox: Any = None  # instead of the mailboxes, once a message was sent in the background
@@ -311,6 +312,13 @@ class TaggedMessages:
         """Refuse a rank or a tag that cannot be sent to."""
         self._check_dst(dst)
         self._tag(tag)
+
+    def check_source(self, src: int, tag: int) -> None:
+        """Refuse a rank or a tag that nothing can come from."""
+        _ = self.boxes()  # raises CommClosed
+        self._source(src)
+        if tag != ANY:
+            self._tag(tag)
 
     def _check_dst(self, dst: int) -> None:
         if not _is_integer(dst) or not 0 <= dst < self.world_size:

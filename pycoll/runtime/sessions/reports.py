@@ -5,6 +5,7 @@ The engine knows numbers only; names of collectives, types and operations are ad
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -121,6 +122,7 @@ def describe(
         early: Number, descriptor, count and line of calls that this rank has left early.
     """
     cls = getattr(errors, kind, errors.CollError)
+    text = re.sub(r"dtype#(\d+)", lambda found: type_name(int(found[1])), text)
     if report is None:
         return cls(text + _left_early(early))
     for rank in report["ranks"]:

@@ -7,7 +7,7 @@ import contextlib
 import functools
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -105,6 +105,7 @@ class Session(QueuedCalls, TaggedMessages):
         self.config = config
         self._in_flight: deque[QueuedCall] = deque()  # in the order of the queue
         self.under_way: set[Any] = set()
+        self.object_receives: MutableMapping[int, Any] = weakref.WeakValueDictionary()
         self._adrift: list[Any] = []  # what calls need that may be in the queue, or may be not
         self.children: weakref.WeakSet[Session] = weakref.WeakSet()  # made of some of these ranks
         self.users: weakref.WeakSet[Any] = weakref.WeakSet()  # that have not closed it
@@ -151,6 +152,11 @@ class Session(QueuedCalls, TaggedMessages):
     def plans(self) -> PlanCache:
         """The plans of this communicator, and what their choice depends on."""
         return self._caller.plans
+
+    @property
+    def hosts(self) -> tuple[int, ...]:
+        """Number of the host of each rank, from 0 in the order of the ranks."""
+        return (0,) * self.world_size
 
     @property
     def place(self) -> tuple[str, tuple[int, ...]]:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pycoll.errors import ArgumentError, PeerRejected
+from pycoll.errors import ArgumentError, MismatchError, PeerRejected
 from pycoll.runtime.calls.parts.encoding import pack, unpack
 from pycoll.testing import run_processes, run_threads
 
@@ -119,3 +119,38 @@ def test_one_that_cannot_be_sent_is_an_error_on_every_rank():
         (["ArgumentError", peer, peer, "ArgumentError", "ArgumentError"], [0, 1]),
         ([peer, "ArgumentError", "ArgumentError", peer, "ArgumentError"], [0, 1]),
     ]
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5])
+def test_everybody_has_something_for_everybody(n):
+    def ranks(comm):
+        for size in (0, 100, 50_000):
+            given = [(comm.rank, to, "x" * (size * to)) for to in range(n)]
+            found = comm.all_to_all_object(given)
+            assert found == [(at, comm.rank, "x" * (size * comm.rank)) for at in range(n)]
+        return comm.all_to_all_object([Mine()] * n, pickle=True) == [Mine()] * n
+
+    assert run_processes(n, ranks) == [True] * n
+
+
+def test_lists_of_another_length_are_refused_everywhere():
+    def ranks(comm):
+        for wrong, text in (([1], "xs is 1 objects; every rank needs a list of 2"), ("ab", "'ab'")):
+            mine = wrong if comm.rank == 0 else [1, 2]
+            with pytest.raises(ArgumentError if comm.rank == 0 else PeerRejected, match=text):
+                comm.all_to_all_object(mine)
+        return comm.all_to_all_object([1, 2])
+
+    assert run_threads(2, ranks) == [[1, 1], [2, 2]]
+
+
+def test_bytes_are_no_objects():
+    def ranks(comm):
+        call, args = comm.all_to_all_v, (np.zeros(18, np.uint8), [9, 9])
+        if comm.rank:
+            call, args = comm.all_to_all_object, ([1, 2],)
+        with pytest.raises(MismatchError, match=r"rank 0: all_to_all_v\(uint8\)") as error:
+            call(*args)
+        return "all_to_all_v(object)" in str(error.value)
+
+    assert run_threads(2, ranks) == [True, True]

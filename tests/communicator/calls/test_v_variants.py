@@ -48,9 +48,16 @@ def test_gathering(counts, tail):
         for root in range(n):
             got = comm.gather_v(part, root)
             results.append(oracle.differences(got, joined) if comm.rank == root else got or "")
+        got, rows = comm.all_gather_v(part, return_counts=True)
+        assert rows.dtype == np.int64
+        assert rows.tolist() == list(counts)
+        results.append(oracle.differences(got, joined))
+        got, rows = comm.gather_v(part, n - 1, return_counts=True)
+        assert rows.tolist() == list(counts)
+        results.append(oracle.differences(got, joined) if comm.rank == n - 1 else got or "")
         return results
 
-    assert run_threads(n, rank) == [[""] * (2 + n)] * n
+    assert run_threads(n, rank) == [[""] * (4 + n)] * n
 
 
 @pytest.mark.parametrize("counts", COUNTS, ids=str)
@@ -104,9 +111,11 @@ def test_all_to_all(n, tail):
         out = np.empty_like(want)
         got = comm.all_to_all_v(parts[me], table[me].tolist())
         assert comm.all_to_all_v(parts[me], table[me], out=out) is out
-        return [oracle.differences(r, want) for r in (got, out)]
+        counted, rows = comm.all_to_all_v(parts[me], table[me], return_counts=True)
+        assert rows.tolist() == table[:, me].tolist()
+        return [oracle.differences(r, want) for r in (got, out, counted)]
 
-    assert run_threads(n, rank) == [["", ""]] * n
+    assert run_threads(n, rank) == [[""] * 3] * n
 
 
 def test_processes_and_symmetric_memory(run):

@@ -19,6 +19,7 @@ from pycoll.runtime.sessions.session import Session
 from pycoll.types import Kind
 
 _SIZE_AND_ROOT = struct.Struct("=QQ")  # before each object
+_SIZE = struct.Struct("=Q")  # before each object of `all_to_all`
 _FIRST = _SIZE_AND_ROOT.size
 _HEAD_BYTES, _HEADS_BYTES, _LEAST_HEAD = 512, 64 << 10, 32
 """Of the first call, which small objects need no other after; of many ranks all heads together."""
@@ -73,6 +74,37 @@ def gather(
     return [unpack(body, pickle, rank) for rank, body in enumerate(bodies)]
 
 
+@in_parts
+def all_to_all(session: Session, xs: Any, pickle: bool, timeout: float | None) -> list[Any]:
+    """See `Communicator.all_to_all_object`."""
+
+    def prepare() -> tuple[bytes, list[int]]:
+        packed = [
+            _SIZE.pack(len(data)) + data
+            for data in _packed_each(xs, session, pickle, "every rank needs")
+        ]
+        return b"".join(packed), [len(piece) for piece in packed]
+
+    data, counts = session.refusing(prepare)
+    row = np.frombuffer(data, np.uint8)
+    whole = v_variants.all_to_all(session, row, counts, None, timeout, dtype_name="object")
+    came, found, at = whole.tobytes(), [], 0
+    for rank in range(session.world_size):
+        (size,) = _SIZE.unpack_from(came, at)
+        at += _SIZE.size + size
+        found.append(unpack(came[at - size : at], pickle, rank))
+    return found
+
+
+def _packed_each(xs: Any, session: Session, pickle: bool, whose: str) -> list[bytes]:
+    """Return the objects of a list, one for each rank, as bytes."""
+    n = session.world_size
+    if not isinstance(xs, Sequence) or isinstance(xs, (str, bytes)) or len(xs) != n:
+        what = f"{len(xs)} objects" if isinstance(xs, (list, tuple)) else repr(xs)
+        raise ArgumentError(f"xs is {what}; {whose} a list of {n}, one for each rank")
+    return [pack(x, pickle) for x in xs]
+
+
 def _head(data: bytes, root: int, room: int) -> bytes:
     """Return the size of an object, the root of its call, and its first bytes."""
     return (_SIZE_AND_ROOT.pack(len(data), root) + data[: room - _FIRST]).ljust(room, b"\0")
@@ -82,34 +114,13 @@ def _head(data: bytes, root: int, room: int) -> bytes:
 def scatter(session: Session, xs: Any, root: int, pickle: bool, timeout: float | None) -> Any:
     """See `Communicator.scatter_object`."""
     n = session.world_size
-
-    def pieces() -> list[bytes]:
-        if session.rank != root:
-            return []
-        if not isinstance(xs, Sequence) or len(xs) != n:
-            what = f"{len(xs)} objects" if isinstance(xs, Sequence) else repr(xs)
-            raise ArgumentError(f"xs is {what}; the root needs a list of {n}, one for each rank")
-        return [pack(x, pickle) for x in xs]
-
     request = CallRequest(Kind.SCATTER_V, root=root)
     root, limit = session.refusing(lambda: session.check(request, timeout))
-    packed = session.refusing(pieces)
+    packed: list[bytes] = []
+    if session.rank == root:
+        packed = session.refusing(lambda: _packed_each(xs, session, pickle, "the root needs"))
     sizes = array("Q", [len(piece) for piece in packed] or [0] * n)
     counts = array("Q", spread(session, Kind.SCATTER_V, root, sizes.tobytes(), limit)).tolist()
     whole = np.frombuffer(b"".join(packed), np.uint8)
     mine = v_variants.scatter(session, whole, counts, root, None, timeout)
     return xs[root] if session.rank == root else unpack(mine.tobytes(), pickle, root)
-
-
-def send(session: Session, x: Any, dst: int, tag: int, pickle: bool, timeout: float | None) -> None:
-    """See `Communicator.send_object`."""
-    session.send(np.frombuffer(pack(x, pickle), np.uint8), dst, tag, timeout)
-
-
-def recv(session: Session, src: int, tag: int, pickle: bool, timeout: float | None) -> Any:
-    """See `Communicator.recv_object`."""
-    limit = session.limit(timeout)
-    info = session.probe(src, tag, limit)
-    data = np.empty(info.nbytes, np.uint8)
-    session.recv(data, info.src, info.tag, limit)
-    return unpack(data.tobytes(), pickle, info.src)

@@ -207,14 +207,16 @@ def gather(
     expected: Sequence[int] | None = None,
     dtype_name: str | None = None,
     known: Sequence[int] | None = None,
+    counted: bool = False,
 ) -> Any:
     """Concatenate blocks of different sizes, on every rank or on the root.
 
     ``expected`` are the rows that this rank expects of each, if it knows them; see `_rows`. With
-    ``known``, the rows of each rank, which all ranks know, nothing is exchanged.
+    ``known``, the rows of each rank, which all ranks know, nothing is exchanged. With ``counted``
+    they are returned, too.
     """
     call = Sized(kind, x, out, "sum", root, None, ())
-    usual = known is expected is dtype_name  # all None
+    usual = known is expected is dtype_name and not counted  # all None
     done, said = again(session, call, timeout) if usual else (False, None)
     if done:
         return said
@@ -241,7 +243,8 @@ def gather(
     agreed = 0 if known is None else _seal(lengths, width)
     blocks = lengths * np.uint64(width), gathered, agreed
     like = _like(call, row, said, given, target) if usual else None
-    return where.run(session, (request, name), given, target, blocks, result, limit, like)
+    found = where.run(session, (request, name), given, target, blocks, result, limit, like)
+    return (found, lengths.astype(np.int64)) if counted else found
 
 
 @in_parts
@@ -321,15 +324,16 @@ def all_to_all(
     expected: Sequence[int] | None = None,
     dtype_name: str | None = None,
     known: bool = False,
+    counted: bool = False,
 ) -> Any:
     """Exchange blocks of different sizes between all pairs of ranks.
 
-    For ``expected`` and ``dtype_name`` see `gather`. With ``known``, ``counts`` are the rows from
-    each rank to each, ``[n, n]``, the same on all ranks, and nothing is exchanged.
+    For ``expected``, ``dtype_name`` and ``counted`` see `gather`. With ``known``, ``counts`` are
+    the rows from each rank to each, ``[n, n]``, the same on all ranks, and nothing is exchanged.
     """
     kind = Kind.ALL_TO_ALL_V
     call = Sized(kind, x, out, "sum", 0, None, counts)
-    usual = expected is dtype_name and not known
+    usual = expected is dtype_name and not known and not counted
     done, said = again(session, call, timeout) if usual else (False, None)
     if done:
         return said
@@ -351,7 +355,8 @@ def all_to_all(
     )
     blocks = sent * np.uint64(width), exchanged, _seal(sent, width) if known else 0
     like = _like(call, row, said, given, target) if usual else None
-    return where.run(session, (request, "direct"), given, target, blocks, result, limit, like)
+    found = where.run(session, (request, "direct"), given, target, blocks, result, limit, like)
+    return (found, sent[:, rank].astype(np.int64)) if counted else found
 
 
 def bind_exchange(session: Session, x: Any, sent: np.ndarray, dtype_name: str) -> _C.BoundCall:

@@ -1,0 +1,148 @@
+"""Python objects as messages in the background: who gets which, and what becomes of the others."""
+
+import datetime
+import random
+
+import numpy as np
+import pytest
+
+import pycoll
+from pycoll.errors import ArgumentError, CollTimeout, CommClosed, PeerLeft
+from pycoll.testing import run_processes, run_threads
+
+
+@pytest.fixture(params=[run_threads, run_processes])
+def run(request):
+    return request.param
+
+
+def test_around_the_ring(run):
+    def ranks(comm):
+        n, rank = comm.world_size, comm.rank
+        for size in (0, 1000, 300_000):
+            came = comm.irecv_object((rank - 1) % n, 3)
+            sent = comm.isend_object({"from": rank, "data": b"x" * size}, (rank + 1) % n, 3)
+            assert came.wait() == {"from": (rank - 1) % n, "data": b"x" * size}
+            assert came.done()
+            assert came.wait() == {"from": (rank - 1) % n, "data": b"x" * size}
+            assert sent.wait() is None
+        return True
+
+    assert all(run(3, ranks))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_each_message_goes_to_the_first_receive_that_it_fits(run, seed):
+    def ranks(comm):
+        chance = random.Random(seed)
+        tags = [chance.randrange(3) for _ in range(30)]
+        asked = [(chance.choice([1, pycoll.ANY]), tag) for tag in tags]
+        for at in chance.sample(range(30), 6):
+            asked[at] = asked[at][0], pycoll.ANY
+        if comm.rank == 1:
+            sent = [comm.isend_object((number, tag), 0, tag) for number, tag in enumerate(tags)]
+            comm.barrier()
+            return len(pycoll.wait_all(sent)) == 30
+        comm.barrier()  # all messages are there
+        expected, free = {}, dict(enumerate(asked))
+        for number, tag in enumerate(tags):
+            fits = (at for at, (_, wanted) in free.items() if wanted in (tag, pycoll.ANY))
+            if (first := next(fits, None)) is not None:
+                expected[first] = number, tag
+                del free[first]
+        works = [comm.irecv_object(*ends) for ends in asked]
+        order = sorted(expected)
+        chance.shuffle(order)
+        assert len(order) > 15
+        assert all(works[at].wait() == expected[at] for at in order)
+        del works  # those that are left
+        others = [comm.recv_object(1, pycoll.ANY) for _ in range(30 - len(order))]
+        return sorted([*expected.values(), *others]) == list(enumerate(tags))
+
+    assert run(2, ranks) == [True, True]
+
+
+def test_what_is_waited_for_in_vain_is_received_later(run):
+    def ranks(comm):
+        if comm.rank == 0:
+            work = comm.irecv_object(1, 7)
+            with pytest.raises(CollTimeout, match=r"recv_object on rank 0: nothing from rank 1"):
+                work.wait(0.05)
+            comm.barrier()
+            assert work.wait() == "late"
+            behind = comm.irecv_object()
+            assert comm.recv_object() == "second"  # the first is for the call before
+            assert behind.wait() == "first"
+            works = [comm.irecv_object(tag=tag) for tag in range(3)]
+            assert pycoll.wait_any(works) == 2
+            return works[2].wait() == 2.5
+        comm.barrier()
+        comm.send_object("late", 0, 7)
+        comm.send_object("first", 0)
+        comm.send_object("second", 0)
+        comm.send_object(2.5, 0, 2)
+        return True
+
+    assert run(2, ranks) == [True, True]
+
+
+def test_a_receive_that_is_dropped_takes_nothing(run):
+    def ranks(comm):
+        if comm.rank == 0:
+            comm.irecv_object(1)
+            return comm.recv_object(1)
+        comm.send_object("kept", 0)
+        return "kept"
+
+    assert run(2, ranks) == ["kept", "kept"]
+
+
+def test_errors_go_to_the_receive_that_has_them(run):
+    def ranks(comm):
+        if comm.rank == 0:
+            with pytest.raises(ArgumentError, match=r"src=2; accepted: 0 to 1"):
+                comm.irecv_object(2)
+            with pytest.raises(ArgumentError, match=r"tag=-5; accepted"):
+                comm.irecv_object(1, -5)
+            with pytest.raises(ArgumentError, match="cannot be sent as data"):
+                comm.isend_object(object(), 1)
+            pickled, plain, never = comm.irecv_object(1), comm.irecv_object(1), comm.irecv_object(1)
+            assert plain.wait() == "plain"
+            for _ in range(2):
+                with pytest.raises(ArgumentError, match="rank 1 sent a pickle"):
+                    pickled.wait()
+            with pytest.raises(PeerLeft):
+                never.wait()
+            assert never.done()
+            return True
+        comm.send_object(datetime.date(2000, 1, 1), 0, pickle=True)
+        comm.send_object("plain", 0)
+        comm.close()
+        return True
+
+    assert run(2, ranks) == [True, True]
+
+
+def test_after_close(run):
+    def ranks(comm):
+        work = comm.irecv_object(0)
+        comm.close()
+        with pytest.raises(CommClosed):
+            work.wait()
+        with pytest.raises(CommClosed):
+            comm.irecv_object(0)
+        return True
+
+    assert run(1, ranks) == [True]
+
+
+def test_the_object_is_sent_as_it_was(run):
+    def ranks(comm):
+        if comm.rank == 0:
+            x = {"array": np.arange(100_000)}
+            work = comm.isend_object(x, 1)
+            x["array"][:] = -1
+            return work.wait() is None
+        return (comm.recv_object(0)["array"] == np.arange(100_000)).all()
+
+    assert run(2, ranks) == [True, True]
