@@ -75,8 +75,8 @@ void throw_mismatch(uint32_t rank, uint32_t tag, const MessageKind& expected, ui
 }
 
 const char* closed_text(int32_t rank) {
-  return rank < 0 ? ": all other ranks have closed their communicators"
-                  : ": the peer has closed its communicator";
+  return rank < 0 ? ": all other ranks have closed their communicators, or have ended"
+                  : ": the peer has closed its communicator, or its program has ended";
 }
 
 std::string describe(const Report& report) {

@@ -123,7 +123,7 @@ void MessageEngine::check_call(const MessageTask& task, Pulse pulse) {
   const auto peer = static_cast<uint32_t>(std::max(0, waiting.peer));
   const bool late = now - waiting_since_ns_ >= kClosedGraceNs;
   if (waiting.peer >= 0 && late && departed(peer)) {
-    fail(Cause::kLeft, peer, "it closed its communicator while others waited for it");
+    fail(Cause::kLeft, peer, "it closed its communicator, or ended, while others waited for it");
   }
   if (waiting.peer >= 0 && now - waiting_since_ns_ >= kQuestionNs) question(peer);
   if (now >= deadline_ns_) fail(Cause::kTimeout, peer);

@@ -65,7 +65,7 @@ class TaggedMessages:
         """See `pycoll.Communicator.recv`."""
         try:
             return self._recv(x, src, tag, timeout)
-        except CollTimeout as error:
+        except (CollTimeout, PeerLeft) as error:
             with contextlib.suppress(CollError):
                 if other := self.look(ANY, ANY, 0.0):
                     error.args = (

@@ -332,7 +332,7 @@ def _revoked(report: dict) -> str:
 
 def _left(report: dict) -> str:
     gone = report["ranks"][report["culprit"]]
-    reason = gone["text"] or "it closed its communicator"
+    reason = gone["text"] or "it closed its communicator, or its program has ended"
     return f"{_who(gone)} left: {reason}. {_ADVICE}"
 
 
