@@ -7,6 +7,7 @@ AdamW's two moments, is in its name's table below; the same numbers feed the mem
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -139,6 +140,17 @@ class LossScale:
     def exhausted(self) -> bool:
         """Whether it should fall after an overflow, and cannot."""
         return self.value * self.backoff < self.minimum
+
+    def resumed(self, saved: Sequence[Any] | None) -> LossScale:
+        """Return the scale to go on with, after a save of ``(value, good steps)``.
+
+        It is this one if none was saved, because losses were not scaled there, or if it is
+        constant.
+        """
+        if saved is None or self.growth == self.backoff == 1:
+            return self
+        value, good_steps = saved
+        return replace(self, value=value, good_steps=good_steps)
 
     def after(self, overflow: bool) -> LossScale:
         """Return the next scale, after ``overflow`` or none; one that cannot fall or grow stays."""

@@ -158,7 +158,7 @@ class _AutogradPasses:
             parts.append(part_of(full, p, view.reshape(-1)))
             p.register_post_accumulate_grad_hook(partial(_notify, weakref.ref(self), full))
         frozen = {k: p for k, p in module.named_parameters() if not p.requires_grad}
-        self._views = Views("engine", frozen, parts)
+        self._views = Views("engine", module, frozen, parts)
 
     def problem(self) -> str:
         """Return why this rank cannot take a step; see `Views`."""

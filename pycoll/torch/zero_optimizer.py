@@ -135,7 +135,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
         self._buckets: list[ZeroBucket] = []
         self.inner: Any = kind(self._make_blocks(model, module, bucket_bytes), **settings)
         parts = [part for bucket in self._buckets for part in bucket.parts]
-        self._views = Views("optimizer", frozen, parts)
+        self._views = Views("optimizer", module, frozen, parts)
         self.defaults: Any = self.inner.defaults
         copy_settings(self.inner, self)
         warnings.filterwarnings("ignore", "GradScaler is going to stop passing", FutureWarning)

@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 import time
+import warnings
 from collections.abc import Iterator
 
 from pycoll.errors import ArgumentError
@@ -33,7 +34,7 @@ def checkpoints(path: str) -> list[str]:
     except NotADirectoryError:
         raise ArgumentError(f"{path} is no folder of checkpoints, but a file or in one") from None
     found = [(int(match[1]), name) for name in names if (match := _NAME.fullmatch(name))]
-    return [name for _, name in sorted(found)]
+    return [name for _, name in sorted(found) if os.path.isdir(os.path.join(path, name))]
 
 
 def candidates(path: str, if_any: bool = False, hint: str = "") -> list[str]:
@@ -95,9 +96,9 @@ def begin(path: str, steps: int) -> str:
     """
     for name in os.listdir(path):
         if name.startswith(_PARTIAL):
-            shutil.rmtree(os.path.join(path, name))
-    last = checkpoints(path)[-1:]
-    number = 1 + max([int(name.partition(".")[0]) for name in last], default=0)
+            _remove(os.path.join(path, name))
+    taken = [int(match[1]) for name in os.listdir(path) if (match := _NAME.fullmatch(name))]
+    number = 1 + max(taken, default=0)
     name = f"{number:06d}.step-{steps}"
     os.mkdir(partial_path(path, name))
     return name
@@ -114,13 +115,27 @@ def partial_path(path: str, name: str) -> str:
 
 
 def commit(path: str, name: str, keep: int | None = None) -> None:
-    """Make a checkpoint whole, whose files are on the disk; keep the newest `keep` (None: all)."""
+    """Make a checkpoint whole, whose files are on the disk; keep the newest `keep` (None: all).
+
+    One that cannot be deleted is a warning: the new one is whole by then.
+    """
     sync(partial_path(path, name))
     os.rename(partial_path(path, name), os.path.join(path, name))
     sync(path)
     for old in checkpoints(path)[:-keep] if keep else ():
-        os.rename(os.path.join(path, old), partial_path(path, old))
-        shutil.rmtree(partial_path(path, old))
+        try:
+            os.rename(os.path.join(path, old), partial_path(path, old))
+            _remove(partial_path(path, old))
+        except OSError as error:
+            warnings.warn(f"{path}/{old} was not deleted: {error}", RuntimeWarning, stacklevel=2)
+
+
+def _remove(path: str) -> None:
+    """Delete a folder; of a link, which may lead to another disk, only itself."""
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path)
+    else:
+        os.unlink(path)
 
 
 def sync(path: str) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import warnings
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -93,18 +94,18 @@ def load(
     raise ArgumentError(f"no checkpoint was loaded: {damage}. Nothing was changed")
 
 
-def _candidates(path: str, world: Channel, if_any: bool) -> list[str]:
+def _candidates(path: str, world: Channel, if_any: bool) -> Any:
     """Return what the first rank finds; a collective."""
     text, problem, hint = "", "", "; with if_any=True a program begins without one"
     try:
         if world.rank == 0:
-            text = "\n".join(candidates(path, if_any, hint))
+            text = json.dumps(candidates(path, if_any, hint))
     except Exception as error:
         problem = str(error) if isinstance(error, ArgumentError) else in_words(error)
     text, problem = (gather_texts(t, world)[0] for t in (text, problem))
     if problem:
         raise ArgumentError(problem)
-    return text.split("\n") if text else []
+    return json.loads(text)
 
 
 def _take(reader: Reader, engine: DataParallel, states: bool) -> None:
@@ -114,8 +115,7 @@ def _take(reader: Reader, engine: DataParallel, states: bool) -> None:
     scale, before = engine.loss_scale, engine.hook.state()
     try:
         if states:
-            value, good = manifest.loss_scale
-            scale = replace(scale, value=value, good_steps=good)
+            scale = scale.resumed(manifest.loss_scale)
         check_fit(manifest, engine, states)
         for part in engine.wanted():
             if states or part.kind == PARAMETERS:

@@ -74,7 +74,7 @@ class Manifest:
 
     Attributes:
         steps: Steps that were taken.
-        loss_scale: Scale of the loss, and good steps since it changed.
+        loss_scale: Scale of the loss, and good steps since it changed; None: of no use there.
         mesh: Axes of the mesh that has saved it; nothing depends on them.
         extra: What the program has added.
         tensors: Arrays by kind and name. Kinds are ``"parameters"``, those of the optimizer's
@@ -82,7 +82,7 @@ class Manifest:
     """
 
     steps: int
-    loss_scale: tuple[float, int] = (1.0, 0)
+    loss_scale: tuple[float, int] | None = None
     mesh: dict[str, int] = field(default_factory=dict)
     extra: Any = None
     tensors: dict[str, dict[str, Tensor]] = field(default_factory=dict)
@@ -152,7 +152,7 @@ def _tensors(kinds: Any) -> dict[str, dict[str, Tensor]]:
 
 def _check(manifest: Manifest) -> None:
     """Refuse numbers and names that make no sense, and arrays that are not covered once."""
-    value, good = manifest.loss_scale
+    value, good = manifest.loss_scale or (1.0, 0)
     numbers = [manifest.steps, good, *manifest.mesh.values()]
     if not all(type(n) is int and n >= 0 for n in numbers) or not float(value) > 0:
         raise ValueError("a number in it is none, or below zero")

@@ -82,7 +82,7 @@ def save(
     parts = [part._replace(data=as_numpy(part.data)) for part in engine.parts()]
     state = Manifest(
         engine.steps,
-        (float(engine.loss_scale.value), int(engine.loss_scale.good_steps)),
+        engine.scaling,
         dict(engine.mesh.axes),
         extra,
     )

@@ -312,6 +312,12 @@ class DataParallel:
             raise ArgumentError(f"with zero={self.options.zero} each rank has only its shard")
         return values.gradients(self.buckets)
 
+    @property
+    def scaling(self) -> tuple[float, int] | None:
+        """Scale of the loss, and good steps since it changed; None where it is of no use."""
+        scale = self.loss_scale
+        return (float(scale.value), int(scale.good_steps)) if self._scaled else None
+
     def state_dict(self) -> dict[str, Any]:
         """Return parameters and optimizer states in full, independent of the mesh; a collective.
 
@@ -319,12 +325,11 @@ class DataParallel:
         ``"hook_of"``.
         """
         self._periods.check_together()
-        scale = (self.loss_scale.value, self.loss_scale.good_steps)
         self._begin_hook()
         found = values.gather_states(self.buckets, self.groups)
         if unsent := self.hook.state():
             found["hook_of"] = self.groups.place
-        return {"steps": self.steps, "loss_scale": scale, "hook": unsent, **found}
+        return {"steps": self.steps, "loss_scale": self.scaling, "hook": unsent, **found}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Load ``saved`` of `state_dict`; a collective. On another mesh drop its ``"hook"``.

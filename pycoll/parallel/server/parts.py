@@ -187,13 +187,15 @@ class Parts:
         """Return the servers' parameters or states on every rank, copied; a collective."""
         found: dict[str, np.ndarray] = {}
         for b, layout in enumerate(self.layouts):
-            bucket, data = self.buckets.get(b), None
+            bucket, own = self.buckets.get(b), None
             if bucket is not None and kind == "parameters":
-                data = bucket.parameter.data
+                own = bucket.parameter.data
             elif bucket is not None and self.serves:
-                data = bucket.slots[kind]
-            if data is None:
-                data = np.empty(layout.padded, dtype_of(self._options.recipe.state))
+                own = bucket.slots[kind]
+            # Ordinary memory on every rank: not all have the bucket, which may be symmetric.
+            data = np.empty(layout.padded, dtype_of(self._options.recipe.state))
+            if own is not None:
+                data[:] = own
             comm.broadcast(data, places[b])
             found |= {e.parameter.name: e.view(data).copy() for e in layout.entries}
         return found
@@ -201,7 +203,7 @@ class Parts:
     def state_dict(self, comm: Communicator, places: Sequence[int]) -> dict[str, Any]:
         """Return parameters and states of the optimizer on every rank; a collective."""
         steps = max(self.service.versions.values()) if self.serves else 0
-        found = {"steps": int(comm.all_reduce(steps, "max")), "loss_scale": (1.0, 0), "hook": {}}
+        found = {"steps": int(comm.all_reduce(steps, "max")), "loss_scale": None, "hook": {}}
         return found | {kind: self.gather(comm, places, kind) for kind in self._kinds}
 
     def load_state_dict(self, comm: Communicator, saved: Any) -> None:

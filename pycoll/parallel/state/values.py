@@ -6,7 +6,6 @@ Loading checks everything on every rank before it changes anything.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -197,10 +196,10 @@ def _load_counters(
     steps = saved.get("steps")
     if not isinstance(steps, (int, np.integer)) or steps < 0:
         raise ArgumentError(f"steps is {steps!r}, expected an integer >= 0")
-    pair = saved.get("loss_scale")
-    if not isinstance(pair, (tuple, list, np.ndarray)) or len(pair) != 2:
-        raise ArgumentError(f"loss_scale is {pair!r}, expected (value, good steps)")
-    scale = replace(scale, value=pair[0], good_steps=pair[1])
+    pair = saved.get("loss_scale", ())
+    if pair is not None and not (isinstance(pair, (tuple, list, np.ndarray)) and len(pair) == 2):
+        raise ArgumentError(f"loss_scale is {pair!r}, expected (value, good steps) or None")
+    scale = scale.resumed(pair)
     facts += [
         f"steps {int(steps)}",
         f"loss_scale {float(scale.value)}, {scale.good_steps} good steps",

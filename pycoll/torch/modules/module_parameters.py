@@ -101,11 +101,13 @@ class Views:
 
     Attributes:
         owner: "engine" or "optimizer", which trains them.
+        module: It has them, and may have got others.
         frozen: By name, those that were frozen when it was made; they have no bucket.
         parts: The others.
     """
 
     owner: str
+    module: torch.nn.Module
     frozen: Mapping[str, torch.Tensor]
     parts: Sequence[Part]
 
@@ -115,6 +117,12 @@ class Views:
             return (
                 f"parameters {', '.join(thawed)}, frozen when the {self.owner} was made; make a "
                 "new one"
+            )
+        known = {id(p) for p in self.frozen.values()} | {id(p) for _, p, _ in self.parts}
+        if new := [name for name, p in trainable(self.module).items() if id(p) not in known]:
+            return (
+                f"parameters {', '.join(new)}, added or replaced after the {self.owner} was made; "
+                "make a new one"
             )
         for name, p, view in self.parts:
             if p.dtype != view.dtype or p.numel() != view.numel() or not p.is_cpu:

@@ -109,3 +109,60 @@ def test_nothing_to_load(tmp_path):
             assert load(tmp_path, engine, if_any=True)
 
     run_threads(1, rank)
+
+
+def saves(path, times, **options):
+    def rank(comm):
+        with small(comm) as engine:
+            return [save(path, engine, **options).wait() for _ in range(times)][-1:]
+
+    return run_threads(2, rank)
+
+
+def test_a_checkpoint_that_was_moved_and_linked_goes_like_others(tmp_path):
+    far, near = tmp_path / "far", tmp_path / "near"
+    saves(near, 2)
+    far.mkdir()
+    (near / "000001.step-0").rename(far / "one")
+    (near / "000001.step-0").symlink_to(far / "one")
+    saves(near, 2, keep=2)
+    assert sorted(os.listdir(near)) == ["000003.step-0", "000004.step-0"]
+    Reader(str(far / "one")).verify()  # what it has led to is somebody else's
+
+
+@pytest.mark.parametrize("kind", ["file", "link", "folder"])
+def test_what_others_left_is_removed_whatever_it_is(tmp_path, kind):
+    left = tmp_path / ".partial-000007.step-1"
+    {"file": left.touch, "link": lambda: left.symlink_to("nowhere"), "folder": left.mkdir}[kind]()
+    saves(tmp_path, 1)
+    assert os.listdir(tmp_path) == ["000001.step-0"]
+
+
+def test_a_file_with_the_name_of_a_checkpoint_is_none(tmp_path):
+    (tmp_path / "000009.step-9").touch()
+    saves(tmp_path, 3, keep=2)
+    assert sorted(os.listdir(tmp_path)) == ["000009.step-9", "000011.step-0", "000012.step-0"]
+
+
+def test_an_old_checkpoint_that_cannot_be_deleted_is_a_warning(tmp_path, monkeypatch):
+    def refuse(path):
+        raise OSError(1, "Operation not permitted")
+
+    saves(tmp_path, 1)
+    monkeypatch.setattr(folder.shutil, "rmtree", refuse)
+    with pytest.warns(RuntimeWarning, match="000001.step-0 was not deleted: .*not permitted"):
+        saves(tmp_path, 1, keep=1)
+    monkeypatch.undo()
+    saves(tmp_path, 1, keep=1)
+    assert os.listdir(tmp_path) == ["000003.step-0"]
+
+
+def test_any_name_of_a_folder(tmp_path):
+    place = tmp_path / "two\nlines"
+
+    def rank(comm):
+        with small(comm) as engine:
+            save(place, engine)
+            return bool(load(place, engine))
+
+    assert run_threads(2, rank) == [True, True]

@@ -1,5 +1,7 @@
 """16-bit training: recipes, master weights, and a loss scale that all ranks agree on."""
 
+from dataclasses import replace
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -7,7 +9,16 @@ import pytest
 from parallel.engine.test_data_parallel import digest
 from parallel.models import CrossEntropy, Linear, batches, mlp, values
 from pycoll.errors import ArgumentError
-from pycoll.parallel import SGD, DataParallel, LossScale, Mesh, ParameterSpec, Sequential
+from pycoll.parallel import (
+    SGD,
+    DataParallel,
+    LossScale,
+    Mesh,
+    ParameterSpec,
+    Sequential,
+    load,
+    save,
+)
 from pycoll.parallel.precision import RECIPES, cast, dtype_of, recipe
 from pycoll.testing import run_threads
 
@@ -177,3 +188,28 @@ def test_casts_leave_integers_alone():
     assert cast(np.ones(2, ml_dtypes.bfloat16), "float32").dtype == np.float32
     with pytest.raises(ArgumentError, match="accepted: fp32, fp64, fp16, bf16, fp16_copy"):
         recipe("fp8")
+
+
+@pytest.mark.parametrize("way", ["checkpoint", "state_dict"])
+def test_a_scale_is_taken_only_between_engines_that_scale(tmp_path, way):
+    def moved(source, target):
+        if way == "state_dict":
+            target.load_state_dict(source.state_dict())
+        else:
+            save(tmp_path, source)
+            load(tmp_path, target)
+        return target.loss_scale
+
+    def rank(comm):
+        def engine(precision, scale=None):
+            mesh, options = Mesh(comm, dp=-1), {"precision": precision, "loss_scale": scale}
+            return DataParallel(mlp(), CrossEntropy(), mesh, **options)
+
+        fresh = engine("fp16").loss_scale
+        fixed = LossScale(64.0, growth=1, backoff=1)
+        assert moved(engine("fp32"), engine("fp16")) == fresh
+        assert moved(engine("fp16"), engine("fp32")).value == 1.0
+        assert moved(engine("fp16", LossScale(8.0)), engine("fp16")) == replace(fresh, value=8.0)
+        return moved(engine("fp16", LossScale(8.0)), engine("fp16", fixed)) == fixed
+
+    assert run_threads(2, rank) == [True, True]

@@ -5,6 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 
+from parallel.engine.test_data_parallel import digest
 from parallel.models import CrossEntropy, batches, mlp
 from pycoll.errors import ArgumentError, MismatchError, PeerLost
 from pycoll.parallel import SGD, AdamW, DataParallel, Mesh, ParameterServer
@@ -316,3 +317,30 @@ def test_rates_that_differ():
             rank(comm)
 
     run_threads(3, failing)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("count", [10, 5_000, 200_000])
+def test_gathering_from_several_servers(mode, count):
+    """Buckets of which only one server has the states, of all sizes, in symmetric memory or not."""
+
+    def rank(comm):
+        first = {"w": np.ones(3, "f4"), "big": np.zeros(count, "f4")}
+        options = {"servers": 2, "mode": mode, "optimizer": SGD(0.5), "bucket_bytes": 4096}
+        with ParameterServer(comm, first, **options) as server:
+            if server.serves:
+                server.serve()
+            else:
+                for _ in range(2):
+                    server.push({k: np.ones_like(v) for k, v in server.pull().items()})
+                server.finish()
+            found = server.gather()
+            parameters = server.state_dict()["parameters"].items()
+            saved = {name.removeprefix("given."): x for name, x in parameters}
+            for each in (found, saved):
+                assert {k: v.shape for k, v in each.items()} == {"w": (3,), "big": (count,)}
+            return [digest(each) for each in (found, saved)] + [float(found["w"][0])]
+
+    results = run_processes(4, rank)
+    assert results == results[:1] * 4
+    assert results[0][0] == results[0][1]

@@ -68,7 +68,7 @@ SPOILT = [
     (drop("steps"), "steps is None"),
     (put(None, "steps", -1), "steps is -1, expected an integer >= 0"),
     (put(None, "steps", 1.5), "steps is 1.5"),
-    (drop("loss_scale"), r"loss_scale is None, expected \(value, good steps\)"),
+    (drop("loss_scale"), r"loss_scale is \(\), expected \(value, good steps\) or None"),
     (put(None, "loss_scale", (0.0, 0)), "value=0.0"),
     (put(None, "loss_scale", (float("nan"), 0)), "value=nan"),
     (put(None, "loss_scale", (1.0, 2, 3)), r"loss_scale is \(1.0, 2, 3\)"),
