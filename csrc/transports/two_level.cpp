@@ -92,7 +92,8 @@ void TwoLevelEngine::run_staged(const StagedCall& call, const void* in, void* ou
   const double limit_s = timeout_s < 0 ? flat_->timeout_s() : timeout_s;
   inside_ = counted_ = false;
   try {
-    if (scratch_bytes_ < call.scratch_bytes && !flat_->failed()) {  // MPI may still look at it
+    if (scratch_bytes_ < call.scratch_bytes) {
+      if (flat_->failed()) flat_->poll();  // raises; MPI may still look at what there is
       scratch_ = std::make_unique_for_overwrite<char[]>(call.scratch_bytes);
       scratch_bytes_ = call.scratch_bytes;
     }

@@ -24,13 +24,14 @@ from pycoll.runtime.selection.select import select
 from pycoll.runtime.selection.topology import Topology
 from pycoll.schedule.ir import IN, OUT, TMP
 from pycoll.schedule.language.collectives import COLLECTIVES, OWN
-from pycoll.schedule.lowering.compile import peer_plan
+from pycoll.schedule.lowering.compile import peer_plan, staged_slots
 from pycoll.schedule.lowering.messages import message_plan
 from pycoll.schedule.lowering.plan import Opcode, Plan
 from pycoll.types import DType, Kind, Order, ReduceOp
 
 LEAST_PIECE = 36 << 10  # of a slice, for each owner and host: packets do not overlap
 SLICES, MOST_SLICE = 48, 4 << 20  # of a large call: what does not overlap is one slice
+_LEAST_SLOT = 64  # bytes: a slot is whole cache lines
 SCRATCHES = 3  # slices that are combined or under way: kBatch + 1
 _ARRAYS = {IN: 0, OUT: 1, TMP: 2}
 _NOTHING = algorithms.find("all_reduce", "one_shot")
@@ -128,16 +129,20 @@ class Binder:
     topology: Topology
     node: _C.Engine  # engine of the ranks of this host
     flat: _C.MessageEngine  # engine of all ranks
+    cell_bytes: int  # of a rank, in the memory of its host
     _plans: dict = field(default_factory=dict)
+    _fit: dict = field(default_factory=dict)
 
-    def staged(self, spec: CallSpec) -> _C.StagedCall:
-        """Bind all there is to do for a call."""
+    def staged(self, spec: CallSpec) -> _C.StagedCall | None:
+        """Bind all there is to do for a call; None, on every rank, if a host has no room for it."""
         topology = self.topology
         n, nbytes = len(topology.hosts), spec.count * spec.itemsize
         hosts = Hosts(topology.hosts, topology.columns(spec.collective, nbytes), spec.root)
         ranges = list(slices_of(spec, hosts))
         widest = max(high - low for low, high in ranges)
         plan = self._plan(spec, hosts, widest * (n if in_blocks(spec) else 1))
+        if not self._fits(plan):
+            return None
         compiled = self._compile(plan)
         column_of = tuple(
             place if (place := hosts.ordered[h].index(r)) < hosts.columns else NONE
@@ -168,6 +173,21 @@ class Binder:
         nothing = None, 0, 1
         stages = (self.meeting(word, count), 0, 1), (call, 0, 1), nothing, nothing
         return _C.StagedCall([stages], 0, hosts_first=False)
+
+    def _fits(self, plan: TwoLevels) -> bool:
+        """Tell whether every host can run its stages: what one could not, others would wait for."""
+        inside = [stage for stage in (plan.before, plan.between, plan.after) if stage is not None]
+        return all(self._has_room(stage, team) for stage in inside for team in stage.teams)
+
+    def _has_room(self, stage: Stage, team: tuple[int, ...]) -> bool:
+        algorithm = stage.algorithm_of(team)
+        key = algorithm, tuple(sorted(stage.params.items())), stage.share, len(team)
+        if key not in self._fit:
+            schedule = refined(algorithm, stage.share).schedule(len(team), **stage.params)
+            slots = staged_slots(schedule)
+            self._fit[key] = slots is not None and slots * _LEAST_SLOT <= self.cell_bytes
+        found: bool = self._fit[key]
+        return found
 
     def _compile(self, plan: TwoLevels) -> dict[str, Any]:
         names = ("before", "across", "between", "after")

@@ -91,7 +91,7 @@ class TwoLevelSession(MpiSession):
         super().__init__(job, members, rank, context, config)
         atexit.unregister(node._at_exit)  # it ends with this one
         self.memory: Memory = node.memory
-        self._binder = Binder(topology, node.engine, self.engine)
+        self._binder = Binder(topology, node.engine, self.engine, config.cell_bytes)
         self._bound: dict[tuple[CallSpec, bool], _C.StagedCall] = {}
         self._calls: CallThread | DeferredCalls | None = None
         self._last: Future | None = None
@@ -118,14 +118,15 @@ class TwoLevelSession(MpiSession):
     def start(self, prepared: Prepared, limit: float, async_op: bool) -> Any:
         """Run a prepared call, in two levels if it can be."""
         site = self.refusing(self.site)
+        call = self.refusing(lambda: self._binding(prepared))
         if not async_op and (self._last is None or self._last.done()):
-            return self._run(prepared, limit, site)
+            return self._run(call, prepared, limit, site)
         if self._calls is None:
             threads = self.job.threads
             self._calls = CallThread(OWN_THREAD) if threads else DeferredCalls()
         two = self._two  # not `self`, which the future would keep in a cycle
         two.queue(1)
-        self._last = self._calls.submit(self._run, prepared, limit, site)
+        self._last = self._calls.submit(self._run, call, prepared, limit, site)
         self._last.add_done_callback(lambda _: two.queue(-1))
         work = TwoLevelWork(self._last, self._calls, self._interrupted)
         return work if async_op else work.wait()
@@ -141,11 +142,9 @@ class TwoLevelSession(MpiSession):
                 self._interrupted(type(error).__name__)
                 raise
 
-    def _run(self, prepared: Prepared, limit: float, site: int) -> Any:
-        engine = self._two
-        at = prepared.in_ptr, prepared.out_ptr
+    def _run(self, call: _C.StagedCall, prepared: Prepared, limit: float, site: int) -> Any:
         try:
-            engine.run(self.remembered(prepared), *at, site, limit)
+            self._two.run(call, prepared.in_ptr, prepared.out_ptr, site, limit)
         except _C.EngineError as error:
             raise self._failure(*error.args, prepared) from None
         except BaseException as error:  # an interrupt ends the engine that it meets
@@ -160,16 +159,21 @@ class TwoLevelSession(MpiSession):
         if spec is None:  # blocks of different sizes
             return self._binder.by_messages(prepared.binding, *self._agreed(prepared))
         key = spec, prepared.two_levels
-        if key not in self._bound:
+        found = self._bound.get(key)
+        if found is None:
             if len(self._bound) >= _MAX_BOUND:
                 self._bound.clear()
             two_levels = prepared.two_levels and self.topology.gives(spec)
-            self._bound[key] = (
-                self._binder.staged(spec)
-                if two_levels
-                else self._binder.by_messages(prepared.binding, *self._agreed(prepared))
-            )
-        return self._bound[key]
+            staged = self._binder.staged(spec) if two_levels else None
+            found = staged or self._binder.by_messages(prepared.binding, *self._agreed(prepared))
+            self._bound[key] = found
+        return found
+
+    def _binding(self, prepared: Prepared) -> _C.StagedCall:
+        try:
+            return self.remembered(prepared)
+        except _C.EngineError as error:
+            raise describe(*error.args, None) from None
 
     def _agreed(self, prepared: Prepared) -> tuple[int, int]:
         return prepared.binding.descriptor, prepared.binding.count

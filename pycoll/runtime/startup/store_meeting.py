@@ -43,7 +43,7 @@ class StoreMeeting:
         this rank in it, nobody has read anything old.
         """
         values, reports = self._keys("card"), self._keys("met")
-        self._store.set(values[self._rank], json.dumps([self._nonce, value]))
+        self._store.set(values[self._rank], json.dumps([self._nonce, value, self._size]))
         read: list[bytes] = []
 
         def missing() -> list[int]:
@@ -125,12 +125,29 @@ class StoreMeeting:
                     raise PeerLost(f"rank {rank} (process {pid}) died while it joined")
             if late:
                 raise CollTimeout(
-                    f"rank {self._rank} waited {self._timeout_s:.3g} s for rank"
-                    f"{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} of "
-                    f"{self._size} to join the group; none of them has come to {self._call}"
+                    f"rank {self._rank} waited {self._timeout_s:.3g} s for {_ranks(missing)} of "
+                    f"{self._size} to join the group; {self._why(missing)}"
                 )
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LAST_PAUSE_S)
+
+    def _why(self, missing: list[int]) -> str:
+        """Say what is known of ranks that have been waited for in vain."""
+        keys = [f"pycoll/card/{rank}" for rank in missing]
+        cards = [self._store.get(key) if self._store.check([key]) else b"" for key in keys]
+        came = {r: json.loads(card)[2] for r, card in zip(missing, cards, strict=True) if card}
+        odd = [f"rank {r} has come as one of {n} ranks" for r, n in came.items() if n != self._size]
+        if odd:
+            return f"{', '.join(odd)}: all ranks have to be of the same group"
+        absent = [rank for rank in missing if rank not in came]
+        if not absent:
+            return f"{_ranks(missing)} came to {self._call}, and then did not answer"
+        who = "none of them has" if len(absent) == len(missing) else f"{_ranks(absent)} have not"
+        return f"{who} come to {self._call}"
+
+
+def _ranks(ranks: list[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
 
 
 def _is_alive(pid: int) -> bool:

@@ -24,6 +24,7 @@ from pycoll.runtime.startup.tcp_proofs import keyed, same
 _MOST_BYTES = 1 << 20  # of a line
 _HELLO_S = 3.0  # in which a connection proves that it belongs here
 _PAUSE_S = 0.05
+_MOST_STRANGERS = 64  # connections that may be about to prove it, besides those that can
 _CHALLENGE_BYTES = 32
 
 
@@ -38,6 +39,8 @@ class StoreServer:
         """
         self._texts: dict[str, str] = {}
         self._secret, self._left, self._here = secret, clients, 0
+        self._most_unproven = clients + _MOST_STRANGERS
+        self._talks: dict[Any, asyncio.StreamWriter] = {}  # by task, one for each connection
         try:
             family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
             dual = family == socket.AF_INET6
@@ -68,10 +71,17 @@ class StoreServer:
         server = await asyncio.start_server(self._talk, sock=self._socket, limit=_MOST_BYTES)
         async with server:
             await self._done.wait()
+            server.close()
+            for writer in self._talks.values():
+                writer.transport.abort()
+            await asyncio.gather(*self._talks, return_exceptions=True)
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        known = False
+        known, talk = False, asyncio.current_task()
+        self._talks[talk] = writer
         try:
+            if len(self._talks) - self._here > self._most_unproven:
+                return  # a rank that belongs here tries again
             known = await asyncio.wait_for(self._greet(reader, writer), _HELLO_S)
             self._here += known
             while known and (line := await reader.readline()):
@@ -81,6 +91,7 @@ class StoreServer:
             pass  # a stranger, or one that has died, of which its host and peers hear otherwise
         finally:
             writer.close()
+            self._talks.pop(talk)
             self._left, self._here = self._left - known, self._here - known
             if self._left <= 0:
                 self._done.set()
@@ -91,6 +102,7 @@ class StoreServer:
         writer.write(own)
         proof, other = await reader.readexactly(32), await reader.readexactly(_CHALLENGE_BYTES)
         if not same(proof, keyed(self._secret, b"client\0" + own)):
+            writer.write(secrets.token_bytes(32))  # which shows the other end that secrets differ
             return False
         writer.write(keyed(self._secret, b"server\0" + other))
         return True
@@ -117,8 +129,9 @@ class StoreClient:
         self._place = f"{host} port {port}"
         while True:
             try:
-                self._line = socket.create_connection((host, port), max(_PAUSE_S, timeout_s))
-                break
+                self._connect(host, port, max(_PAUSE_S, timeout_s))
+                self._greet(secret)
+                return
             except socket.gaierror as error:
                 raise TransportError(
                     f"MASTER_ADDR={host} is no host that this one knows: {error.strerror}"
@@ -131,16 +144,32 @@ class StoreClient:
                     "called pycoll.init, or that place cannot be reached from here"
                 )
             time.sleep(_PAUSE_S)
+
+    def _connect(self, host: str, port: int, timeout_s: float) -> None:
+        self._line = socket.create_connection((host, port), timeout_s)
         self._file = self._line.makefile("rwb")
+        if self._line.getsockname() == self._line.getpeername():  # nobody listens there
+            self.close()
+            raise ConnectionRefusedError("a connection of this process to itself")
+
+    def _greet(self, secret: str) -> None:
+        """Show that this end knows the secret, and that the other one does.
+
+        Raises:
+            OSError: If the server is too busy with others.
+            TransportError: If it has another secret.
+        """
         try:
-            self._greet(secret)
+            self._prove(secret)
         except BaseException:
             self.close()
             raise
 
-    def _greet(self, secret: str) -> None:
+    def _prove(self, secret: str) -> None:
         own = secrets.token_bytes(_CHALLENGE_BYTES)
         other = self._read(_CHALLENGE_BYTES)
+        if len(other) < _CHALLENGE_BYTES:
+            raise ConnectionResetError("it hung up at once")
         self._file.write(keyed(secret, b"client\0" + other) + own)
         self._file.flush()
         if not same(self._read(32), keyed(secret, b"server\0" + own)):

@@ -51,6 +51,16 @@ def peer_plan(schedule: Schedule, rank: int, *, direct: bool, in_place: bool = F
     return _lower(schedule, near_table(schedule, rank), [rank], direct, in_place)[0]
 
 
+def staged_slots(schedule: Schedule) -> int | None:
+    """Return the slots of a rank's staging buffer, which are as many on every rank.
+
+    Returns:
+        Slots; None if it has more lines than a step can count.
+    """
+    table = near_table(schedule, 0)
+    return None if table.lines > MAX_STEPS else int(stage(table, schedule)[1])
+
+
 def peer_plans(schedule: Schedule, *, direct: bool, in_place: bool = False) -> list[Plan]:
     """Compile the plans of all ranks; see `peer_plan`."""
     return _lower(schedule, build_table(schedule), range(schedule.n), direct, in_place)

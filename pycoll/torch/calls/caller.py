@@ -30,13 +30,13 @@ from pycoll.runtime.sessions.reports import what_ranks_do
 from pycoll.runtime.sessions.session import Session
 from pycoll.torch.calls.background import Background
 from pycoll.torch.calls.prepare import Calls, ListCalls, MultiHostCalls
+from pycoll.torch.calls.turns import Job, Prepare, Turn
 from pycoll.torch.calls.work import PendingWork, done, keep_in_flight
 from pycoll.torch.errors import as_torch
 from pycoll.torch.tensors.devices import DeviceCalls
-from pycoll.torch.tensors.layout import DTYPES, Request, Tensors, as_bytes
+from pycoll.torch.tensors.layout import DTYPES, IN_PLACE, Request, Tensors, as_bytes
 from pycoll.types import Kind, ReduceOp
 
-Job = Callable[[], Any]
 Key = tuple[Kind, torch.dtype, int, ReduceOp | None, int]
 """What repeated calls share: kind, type and count of all blocks, operation, root."""
 
@@ -172,9 +172,8 @@ class Caller:
         self.size: int = session.world_size
         self._about = {"Process Group Name": name, "Rank": self.rank, "Group size": self.size}
         self.lock: Any = threading.RLock()
-        self.calls: Calls | MultiHostCalls = (
-            MultiHostCalls if isinstance(session, MpiSession) else Calls
-        )(session, order)
+        kind = MultiHostCalls if isinstance(session, MpiSession) else Calls
+        self.calls: Calls | MultiHostCalls = kind(session, order)
         self.lists: ListCalls = ListCalls(self.calls)
         self.devices: DeviceCalls = DeviceCalls(session, order)
         # Background threads must not keep a session that is dropped.
@@ -187,6 +186,7 @@ class Caller:
         )
         self.symmetric: SymmetricTensors = SymmetricTensors(self.calls, self.lock, self.background)
         self.kept: dict[Key, _C.AddressCall] = {}
+        self.turn: Turn = Turn()
         queued, limit = self.background.jobs, session.config.timeout_s
         self.sums: _C.InPlaceCalls = _C.InPlaceCalls(self.lock, queued, self.calls, profiler, limit)
 
@@ -201,7 +201,10 @@ class Caller:
 
     def request(self, kind: Kind, opts: Any, op: ReduceOp | None = None, root: int = 0) -> Request:
         """Return a call as PyTorch's options describe it."""
-        return Request(kind, op, root, self.calls.sites.here(), self.limit(opts))
+        return Request(kind, op, root, self._site(), self.limit(opts))
+
+    def _site(self) -> int:
+        return self.turn.site or self.calls.sites.here()
 
     def limit(self, opts: Any) -> float:
         """Return the seconds that a call may wait for its peers."""
@@ -226,10 +229,11 @@ class Caller:
     def start(
         self,
         what: str,
-        prepare: Callable[[], tuple[Job, Tensors]],
+        prepare: Prepare,
         opts: Any,
         key: Key | None = None,
         like: torch.Tensor | None = None,
+        copies: bool = False,
     ) -> dist.Work:
         """Make a call, at once or in the background as the options say.
 
@@ -239,6 +243,7 @@ class Caller:
             opts: PyTorch's options of the call.
             key: See `repeat`; None if calls like it are not repeated.
             like: A tensor of the call, if there is a key.
+            copies: Whether `prepare` copies tensors that calls before it may have to write.
 
         Whoever calls this must pass an interrupt to `abort_if_interrupted`.
         """
@@ -246,6 +251,7 @@ class Caller:
             self.symmetric.move_back()
         try:
             job, tensors = prepare()
+            job = self.turn.job(prepare, self._site()) if copies else job
             job = job if key is None else self._keep(job, key, like)
         except CollError as error:
             if isinstance(error, ArgumentError):
@@ -343,6 +349,8 @@ class Caller:
         ):
             return None
         if x is out:
+            if key[0] not in IN_PLACE:
+                return None
             x_pointer = out_pointer
         elif x is None:
             x_pointer = 0

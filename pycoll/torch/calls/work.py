@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections.abc import Callable
@@ -12,8 +13,9 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
+from pycoll.errors import CollError, ForkedError
 from pycoll.torch.calls.cpp_futures import tensors_after
-from pycoll.torch.errors import BackendTimeout
+from pycoll.torch.errors import BackendTimeout, as_torch
 from pycoll.torch.tensors.devices import Fence
 from pycoll.torch.tensors.layout import Tensors
 
@@ -143,6 +145,7 @@ class PendingWork(Work):
         self._tensors, self._help_run, self._fence = tensors, help_run, fence
         self._describe = describe
         self._over: queue.SimpleQueue[bool] = queue.SimpleQueue()  # not empty once it has ended
+        self._pid = os.getpid()
         self._guard = threading.RLock()  # of the fields below
         self.ended: bool = False  # on the host
         # Whether `complete` has to complete a future made before the end.
@@ -179,8 +182,12 @@ class PendingWork(Work):
         """
         if not self.ended:
             limit = seconds(timeout)
-            if limit is None:  # with a limit it must not run calls, which have their own
-                self._help_run(self)
+            self._refuse_children()
+            try:
+                if limit is None:  # with a limit it must not run calls, which have their own
+                    self._help_run(self)
+            except CollError as error:
+                raise as_torch(error, "wait") from error
             try:
                 self._over.get(timeout=limit)
             except queue.Empty:
@@ -195,12 +202,18 @@ class PendingWork(Work):
             self._fence.join()
         return True
 
+    def _refuse_children(self) -> None:
+        """Raise in a process that was forked meanwhile, which has no thread to end the call."""
+        if not self.ended and os.getpid() != self._pid:
+            raise as_torch(ForkedError("this call belongs to the parent process"), "wait")
+
     def is_completed(self) -> bool:
         """Tell whether the call has ended."""
         return self.ended and (self._fence is None or self._fence.passed())
 
     def get_future(self) -> torch.futures.Future[Any]:
         """Return a future of the result."""
+        self._refuse_children()
         with self._guard:
             if self._future is None:
                 self._promise = self._new_future()

@@ -60,6 +60,21 @@ def full_form(prepare: Callable, options: type, args: tuple, words: dict) -> tup
     return *tensors, opts
 
 
+def _has_to_copy(args: tuple) -> bool:
+    """Tell whether a call needs its tensors elsewhere: gathered, packed, or multiplied."""
+    *tensors, opts = args
+    if getattr(opts, "reduceOp", None) == dist.ReduceOp.PREMUL_SUM:
+        return True
+    lists = [x for x in tensors if isinstance(x, list) and x]
+    several = any(len(x) > 1 or isinstance(x[0], list) for x in lists)
+    alone = (x[0] if isinstance(x, list) and x else x for x in tensors)
+    return several or not all(
+        x.layout is torch.strided and x.is_contiguous() and not x.is_conj() and not x.is_neg()
+        for x in alone
+        if isinstance(x, torch.Tensor)
+    )
+
+
 def operation(what: str, options: type, like: Like | None = None) -> Callable:
     """Turn a method that checks arguments, and returns a job with its result, into an operation.
 
@@ -86,7 +101,8 @@ def operation(what: str, options: type, like: Like | None = None) -> Callable:
                     if (work := caller.repeat(key, x, out, args[-1])) is not None:
                         return work
                 first = functools.partial(prepare, group, *args)
-                return caller.start(what, first, args[-1], key, out)
+                copies = caller.background.busy and _has_to_copy(args)
+                return caller.start(what, first, args[-1], key, out, copies)
             except BaseException as error:
                 group._caller.abort_if_interrupted(error)
                 raise

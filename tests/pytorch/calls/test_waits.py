@@ -16,7 +16,6 @@ import torch.distributed._functional_collectives as functional  # noqa: E402
 from torch._C._distributed_c10d import WorkResult  # noqa: E402
 
 import pycoll.torch  # noqa: E402
-from pycoll.errors import ForkedError  # noqa: E402
 from pycoll.torch.calls.background import Background  # noqa: E402
 from worlds_torch import run_group  # noqa: E402
 
@@ -116,8 +115,14 @@ def test_a_forked_child_leaves_while_a_thread_of_the_parent_is_in_a_call():
         pending = []
 
         def waits_for_call():
-            with pytest.raises(ForkedError):
-                pending[0].wait()
+            for ask in (
+                pending[0].wait,
+                lambda: pending[0].wait(timedelta(seconds=1)),
+                pending[0].get_future,
+                pending[0].result,
+            ):
+                with pytest.raises(dist.DistBackendError, match="ForkedError"):
+                    ask()
 
         def waits_for_message():
             with pytest.raises(dist.DistBackendError, match="ForkedError"):
@@ -208,5 +213,33 @@ def test_memory_that_cannot_be_had_is_an_error_on_every_rank(kind, monkeypatch):
         monkeypatch.undo()
         dist.all_gather_into_tensor(whole, torch.ones(1))
         assert (whole == 1).all()
+
+    run_group(2, body)
+
+
+LAYOUTS = {
+    "contiguous": lambda: torch.ones(1000),
+    "strided": lambda: torch.ones(2000)[::2],
+    "transposed": lambda: torch.ones(20, 50).t(),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_calls_on_one_tensor_have_the_order_in_which_they_were_made(layout):
+    """Whatever has to be copied on the way: a call finds what the one before it has written."""
+
+    def body(rank, n):
+        x = LAYOUTS[layout]()
+        works = [dist.all_reduce(x, async_op=True) for _ in range(5)]
+        dist.all_reduce(x, dist._make_nccl_premul_sum(0.5))
+        assert (x == 2.0**5).all()
+        works += [dist.all_reduce(x, async_op=True)]
+        out, blocks = torch.empty(x.numel()), [torch.empty(x.numel()) for _ in range(n)]
+        works += [dist.reduce_scatter(out, [x] * n, async_op=True)]
+        works += [dist.all_to_all(blocks, [x] * n, async_op=True)]
+        for work in works:
+            work.wait()
+        assert (out == 2.0**7).all()
+        assert all((block == 2.0**6).all() for block in blocks)
 
     run_group(2, body)

@@ -298,3 +298,18 @@ def test_blocks_that_are_as_long_together_only(lists):
         assert (out == 1).all()
 
     run_group(3, body)
+
+
+@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("count", [5, 1000, 20_000, 120_000])
+def test_all_to_all_in_place_again_and_again(n, count):
+    """Also where later calls go the short way, on arrays that peers read in place."""
+
+    def body(rank, n):
+        want = torch.cat([cell(r, rank, count) for r in range(n)])
+        for _ in range(8):
+            x = torch.cat([cell(rank, r, count) for r in range(n)])
+            dist.all_to_all_single(x, x)
+            assert torch.equal(x, want)
+
+    run_group(n, body)

@@ -1,10 +1,13 @@
 """Ranks whom the environment tells where they meet: over TCP, without MPI or PyTorch."""
 
+import contextlib
+import functools
 import json
 import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from pycoll.errors import CollTimeout, TransportError
+from pycoll.runtime.startup import tcp_store
 from pycoll.runtime.startup.store_meeting import StoreMeeting
 from pycoll.runtime.startup.tcp_store import StoreClient, StoreServer
 
@@ -181,6 +185,13 @@ class Board(dict):
         return all(key in self for key in keys)
 
 
+class BytesBoard(Board):
+    """Like stores of PyTorch, which return bytes."""
+
+    def get(self, key):
+        return self[key].encode()
+
+
 def test_two_processes_come_as_one_rank():
     board = Board()
     with ThreadPoolExecutor() as pool:
@@ -236,6 +247,7 @@ def test_the_store_turns_strangers_away():
     with socket.create_connection(("localhost", port)) as stranger:
         stranger.recv(32)
         stranger.sendall(b"x" * 64)
+        assert len(stranger.recv(64, socket.MSG_WAITALL)) == 32  # which proves nothing
         assert stranger.recv(1) == b""
     client = StoreClient("localhost", port, SECRET, 5)
     assert not client.check(["a"])
@@ -244,3 +256,76 @@ def test_the_store_turns_strangers_away():
     assert client.get("a") == b"text\n"
     client.close()
     server.close()
+
+
+def test_another_secret_is_an_error_at_once():
+    port = free_port()
+    server = StoreServer(port, SECRET, 1)
+    with pytest.raises(TransportError, match="does not know the secret of this job"):
+        StoreClient("localhost", port, "another", 60)
+    server.close()
+
+
+def test_strangers_that_say_nothing_do_not_use_up_descriptors(capfd):
+    port = free_port()
+    server, most = StoreServer(port, SECRET, 1), 1 + tcp_store._MOST_STRANGERS
+    with contextlib.ExitStack() as stack:
+        connect = functools.partial(socket.create_connection, ("localhost", port))
+        strangers = [stack.enter_context(connect()) for _ in range(most + 20)]
+        first = [stranger.recv(32) for stranger in strangers]
+        assert sum(map(bool, first)) == most
+        assert len(server._talks) == most
+        client = StoreClient("localhost", port, SECRET, 20)  # it tries again until they are gone
+        client.set("a", "text")
+        server.close()
+        until = time.monotonic() + 5
+        while not server._loop.is_closed() and time.monotonic() < until:
+            time.sleep(0.01)
+        assert server._loop.is_closed()
+        client.close()
+    assert capfd.readouterr().err == ""  # of tasks that are pending
+
+
+def test_a_rank_that_reaches_itself_goes_on_waiting(monkeypatch):
+    """A system may give a connection the very port that nobody listens at."""
+    port, real, tries = free_port(), socket.create_connection, []
+
+    def connect(place, timeout_s):
+        tries.append(place)
+        if len(tries) > 1:
+            return real(place, timeout_s)
+        itself = socket.socket()
+        itself.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        itself.bind(("127.0.0.1", port))
+        itself.connect(("127.0.0.1", port))
+        late.append(threading.Timer(0.3, lambda: servers.append(StoreServer(port, SECRET, 1))))
+        late[0].start()
+        return itself
+
+    servers, late = [], []
+    monkeypatch.setattr(tcp_store.socket, "create_connection", connect)
+    client = StoreClient("localhost", port, SECRET, 20)
+    assert not client.check(["a"])
+    client.close()
+    servers[0].close()
+    assert len(tries) > 2
+
+
+@pytest.mark.parametrize(
+    ("sizes", "told"),
+    [
+        ((3, 2, 3), "waited 1 s for rank 1 of 3 to join the group; rank 1 has come as one of 2"),
+        ((3, 3, 0), "for rank 2 of 3 to join the group; none of them has come to init"),
+        ((4, 4, 0, 4), "for rank 2 of 4 to join the group; none of them has come to init"),
+    ],
+)
+def test_what_ranks_are_waited_for_and_why(sizes, told):
+    board = BytesBoard()
+    with ThreadPoolExecutor(4) as pool:
+        meetings = [
+            pool.submit(StoreMeeting(board, rank, size, 1, "init").meet, rank)
+            for rank, size in enumerate(sizes)
+            if size
+        ]
+        with pytest.raises(CollTimeout, match=told):
+            meetings[0].result()
