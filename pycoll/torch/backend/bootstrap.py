@@ -72,7 +72,8 @@ class HostsGroup(MessageGroup, TwoLevelSession):
 
     def start(self, prepared: Prepared, limit: float, async_op: bool = False) -> Any:
         """Run a prepared call; the process group has threads for asynchronous ones."""
-        return self._run(prepared, limit, self.call_site)
+        call = self.refusing(lambda: self._binding(prepared))
+        return self._run(call, prepared, limit, self.call_site)
 
 
 def join(
