@@ -82,7 +82,9 @@ def _session(**given: Any) -> Session:
     if session is not None:
         joined().check(_configure(lambda: joined().config, given))
         return session
-    return joined().remember(*_join(_configure(Config.from_env, given)))
+    launched = launched_by_us()  # the variables that say so are taken away
+    session, config = _join(_configure(Config.from_env, given))
+    return joined().remember(session, config, once=launched)
 
 
 def _join(config: Config | ArgumentError) -> tuple[Session, Config]:

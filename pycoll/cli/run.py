@@ -41,6 +41,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument(
         "-n",
+        "-np",
         type=_number_of_ranks,
         metavar="N",
         help=f"number of ranks, at most {MAX_RANKS}; with --elastic also from..to, such as 2..8",

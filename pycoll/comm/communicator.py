@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from pycoll.comm.collectives import Collectives
 from pycoll.comm.fused import FusedCalls
-from pycoll.comm.grid import Grid, complete
+from pycoll.comm.grid import Grid, complete, rings
 from pycoll.comm.growing import GrowingJob
 from pycoll.comm.messages import Messages
 from pycoll.comm.objects import Objects
@@ -19,7 +19,7 @@ from pycoll.comm.reductions import MoreReductions
 from pycoll.comm.v_variants import RaggedCollectives
 from pycoll.comm.windows import Windows
 from pycoll.cuda import call_marks, open_device
-from pycoll.errors import CommClosed
+from pycoll.errors import ArgumentError, CommClosed
 from pycoll.observe.attach import attach
 from pycoll.runtime.calls.methods import reports_misuse
 from pycoll.runtime.calls.work import Work
@@ -28,6 +28,8 @@ from pycoll.runtime.sessions.session import Session
 from pycoll.runtime.sessions.shared_use import end_use, is_open, joined
 from pycoll.runtime.sessions.shrink import shrink
 from pycoll.runtime.startup.make_groups import split
+
+_UNDEFINED = -32766  # of MPICH and Open MPI
 
 
 class Communicator(
@@ -153,7 +155,7 @@ class Communicator(
         Returns:
             The new communicator, or None for ``color=None``.
         """
-        session = split(self._session, color, key)
+        session = split(self._session, self._session.refusing(lambda: _color(color)), key)
         return None if session is None else type(self)(session)
 
     @reports_misuse
@@ -175,10 +177,15 @@ class Communicator(
             The grid, with messages of its own: shifts, halos, exchanges between neighbours.
 
         Raises:
-            ArgumentError: If the shape does not hold all ranks.
+            ArgumentError: If the shape does not hold all ranks, or periods are not one or as many.
         """
-        lengths = self._session.refusing(lambda: complete(shape, self.world_size))
-        return Grid(self.dup()._session, lengths, periods)
+
+        def checked() -> tuple[tuple[int, ...], tuple[bool, ...]]:
+            lengths = complete(shape, self.world_size)
+            return lengths, rings(periods, len(lengths))
+
+        lengths, wraps = self._session.refusing(checked)
+        return Grid(self.dup()._session, lengths, wraps)
 
     def shrink(self, *, timeout: float | None = None) -> Communicator:
         """Make a communicator of the ranks that are left, after a failure.
@@ -251,6 +258,13 @@ class Communicator(
             if self._session.device is not None:
                 self._session.device.abort()  # the peers will not come any more
         self.close()
+
+
+def _color(color: Any) -> Any:
+    """Refuse what MPI has for a rank that is to be left out."""
+    if type(color) is int and color == _UNDEFINED:
+        raise ArgumentError(f"color={color} is MPI.UNDEFINED; here None leaves a rank out")
+    return color
 
 
 def _name_methods() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
 from pycoll.comm.other_names import NamesFromElsewhere
-from pycoll.errors import ArgumentError
+from pycoll.errors import ArgumentError, MismatchError
 from pycoll.runtime.calls.messages import wait_all
 from pycoll.runtime.sessions.session import Session
 
@@ -28,21 +29,24 @@ class Grid(NamesFromElsewhere):
         coords: Place of this rank, one number for each axis.
     """
 
-    def __init__(self, session: Session, shape: Sequence[int], periods: Any) -> None:
+    def __init__(self, session: Session, shape: Sequence[int], periods: Sequence[bool]) -> None:
         """Arrange the ranks of a session, which becomes the grid's own."""
         self._session = session
         self.shape: tuple[int, ...] = tuple(shape)
-        wraps = np.broadcast_to(periods, len(self.shape)).astype(bool).tolist()
-        self.periods: tuple[bool, ...] = tuple(wraps)
+        self.periods: tuple[bool, ...] = tuple(periods)
         self.rank: int = session.rank
         self.coords: tuple[int, ...] = self.coords_of(self.rank)
 
     def coords_of(self, rank: int) -> tuple[int, ...]:
         """Return the place of a rank."""
+        if not _is_integer(rank) or not 0 <= rank < self._session.world_size:
+            raise ArgumentError(f"rank={rank!r}; accepted: 0 to {self._session.world_size - 1}")
         return tuple(int(place) for place in np.unravel_index(rank, self.shape))
 
     def rank_at(self, coords: Sequence[int]) -> int | None:
         """Return the rank at a place, or None beyond an edge."""
+        if len(coords) != len(self.shape) or not all(map(_is_integer, coords)):
+            raise ArgumentError(f"coords={coords!r}; expected {len(self.shape)} integers")
         inside = []
         for place, length, ring in zip(coords, self.shape, self.periods, strict=True):
             if not ring and not 0 <= place < length:
@@ -53,14 +57,21 @@ class Grid(NamesFromElsewhere):
     def shift(self, axis: int, distance: int = 1) -> tuple[int | None, int | None]:
         """Return from whom a shift by ``distance`` comes, and to whom it goes; None beyond edges.
 
-        The ``axis`` is one of the grid; a negative distance goes to lower ranks.
+        The ``axis`` is one of the grid, and counts from the last if it is negative; a negative
+        distance goes to lower ranks.
         """
-        ends = []
+        axis, ends = self._axis(axis), []
         for step in (-distance, distance):
             place = list(self.coords)
             place[axis] += step
             ends.append(self.rank_at(place))
         return ends[0], ends[1]
+
+    def _axis(self, axis: int) -> int:
+        axes = len(self.shape)
+        if not _is_integer(axis) or not -axes <= axis < axes:
+            raise ArgumentError(f"axis={axis!r}; accepted: 0 to {axes - 1}")
+        return axis % axes
 
     def move(self, x: _A, axis: int, distance: int = 1, *, timeout: float | None = None) -> _A:
         """Shift arrays along an axis, in place; ``x`` stays as it is where nothing comes.
@@ -74,8 +85,13 @@ class Grid(NamesFromElsewhere):
         Returns:
             ``x``.
         """
-        src, dst = self.shift(axis, distance)
-        self._session.sendrecv(x, dst, x, src, (axis, axis), timeout)
+        (src, dst), tag = self.shift(axis, distance), self._axis(axis)
+        try:
+            self._session.sendrecv(x, dst, x, src, (tag, tag), timeout)
+        except MismatchError as error:
+            if src is not None:
+                self._session.discard(src, tag)
+            raise _of_this_call(error) from None
         return x
 
     def halo(self, x: _A, width: int = 1, *, timeout: float | None = None) -> _A:
@@ -93,23 +109,32 @@ class Grid(NamesFromElsewhere):
 
         Raises:
             ArgumentError: If ``x`` is too small, or ``width`` is.
+            MismatchError: On the rank that gets a margin of another size or dtype. What has come is
+                dropped, and all margins have been exchanged; the grid stays usable.
         """
         axes = len(self.shape)
+        if not isinstance(x, np.ndarray) or not x.flags.writeable:
+            what = "a read-only array" if isinstance(x, np.ndarray) else f"a {type(x).__name__}"
+            raise ArgumentError(f"x is {what}; a halo needs a NumPy array that can be written to")
+        if not _is_integer(width):
+            raise ArgumentError(f"width={width!r}; expected a number of elements")
         if x.ndim < axes or min(x.shape[:axes]) < 3 * width or width < 1:
             raise ArgumentError(
                 f"x has shape {x.shape}; a halo of width {width} on a grid of {axes} axes needs "
                 f"at least {3 * width} elements along each of the first {axes}"
             )
+        failures: list[MismatchError] = []
         for axis in range(axes):
             cut = np.moveaxis(x, axis, 0)
             edges = cut[width : 2 * width], cut[-2 * width : -width]
             margins = cut[:width], cut[-width:]
             found = self._exchange(
-                axis, edges, [np.empty_like(m, order="C") for m in margins], timeout
+                axis, edges, [np.empty_like(m, order="C") for m in margins], timeout, failures
             )
             for margin, values in zip(margins, found, strict=True):
                 if values is not None:
                     margin[...] = values
+        _raise_first(failures)
         return x
 
     def neighbors(self) -> list[int | None]:
@@ -132,31 +157,55 @@ class Grid(NamesFromElsewhere):
 
         Returns:
             What the neighbours have sent, in the order of `neighbors`; None beyond an edge.
+
+        Raises:
+            MismatchError: See `halo`.
         """
-        found = []
+        if len(xs) != 2 * len(self.shape):
+            raise ArgumentError(
+                f"xs has {len(xs)} arrays; expected {2 * len(self.shape)}, one for each of "
+                "neighbors(), of which some may be None"
+            )
+        found, failures = [], []
         for axis in range(len(self.shape)):
             pair = [np.asarray(x) for x in xs[2 * axis : 2 * axis + 2]]
             into = [np.empty_like(x, order="C") for x in pair]
-            found += self._exchange(axis, pair, into, timeout)
+            found += self._exchange(axis, pair, into, timeout, failures)
+        _raise_first(failures)
         return found
 
     def _exchange(
-        self, axis: int, edges: Sequence[Any], into: Sequence[Any], timeout: float | None
+        self,
+        axis: int,
+        edges: Sequence[Any],
+        into: Sequence[Any],
+        timeout: float | None,
+        failures: list[MismatchError],
     ) -> list[Any]:
-        """Send to the lower and the upper neighbour, and receive from both; None beyond edges."""
+        """Send to the lower and the upper neighbour, and receive from both; None beyond edges.
+
+        Messages that do not fit are dropped and added to the failures: ranks stay in step.
+        """
         session, ends = self._session, self.shift(axis)
         up, down = 2 * axis, 2 * axis + 1  # tags: both neighbours may be one rank
-        works = [
-            session.irecv(array, end, tag)
+        coming = [
+            (session.irecv(array, end, tag), end, tag)
             for end, array, tag in zip(ends, into, (up, down), strict=True)
             if end is not None
         ]
-        works += [
+        going = [
             session.isend(edge, end, tag)
             for end, edge, tag in zip(ends, edges, (down, up), strict=True)
             if end is not None
         ]
-        wait_all(works, timeout=timeout)
+        until = time.monotonic() + session.limit(timeout)
+        for work, end, tag in coming:
+            try:
+                work.wait(max(0.0, until - time.monotonic()))
+            except MismatchError as error:
+                session.discard(end, tag)
+                failures.append(_of_this_call(error))
+        wait_all(going, timeout=max(0.0, until - time.monotonic()))
         return [None if end is None else x for end, x in zip(ends, into, strict=True)]
 
     def close(self) -> None:
@@ -168,13 +217,42 @@ class Grid(NamesFromElsewhere):
         return f"<pycoll.Grid {shape}, rank {self.rank} at {self.coords}>"
 
 
+def _of_this_call(error: MismatchError) -> MismatchError:
+    """Say of a message that did not fit what became of it here."""
+    what = str(error).partition(". The message is kept")[0]
+    return MismatchError(f"{what}. It was dropped; the grid stays usable")
+
+
+def _raise_first(failures: Sequence[MismatchError]) -> None:
+    if failures:
+        raise failures[0]
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def rings(periods: bool | Sequence[bool], axes: int) -> tuple[bool, ...]:
+    """Return for each axis whether it is a ring.
+
+    Raises:
+        ArgumentError: If there is another number of them.
+    """
+    if np.ndim(periods) == 0:
+        return (bool(periods),) * axes
+    found = tuple(map(bool, np.asarray(periods).ravel()))
+    if len(found) != axes:
+        raise ArgumentError(f"periods={periods!r}; expected one for all axes, or {axes}")
+    return found
+
+
 def complete(shape: Sequence[int], n: int) -> tuple[int, ...]:
     """Return the shape of a grid of n ranks, with lengths as equal as can be in place of zeros.
 
     Raises:
         ArgumentError: If there is none.
     """
-    if not isinstance(shape, Sequence):
+    if not isinstance(shape, Sequence) or not all(map(_is_integer, shape)):
         raise ArgumentError(f"shape={shape!r}; expected a length for each axis, such as (2, 0)")
     lengths = [int(length) for length in shape]
     fixed = math.prod(length for length in lengths if length)

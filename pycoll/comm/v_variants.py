@@ -81,7 +81,7 @@ class RaggedCollectives:
     @reports_misuse
     def scatter_v(
         self,
-        x: _A,
+        x: _A | None,
         counts: Counts,
         root: int = 0,
         *,
@@ -90,7 +90,8 @@ class RaggedCollectives:
     ) -> _A:
         """Give rank r the next ``counts[r]`` rows of the root's array; same counts everywhere.
 
-        On other ranks ``x`` only tells dtype and shape of a row: an array of no rows will do.
+        On other ranks ``x`` only tells dtype and shape of a row: an array of no rows will do, and
+        None where there is ``out``.
         """
         result: _A = v_variants.scatter(self._session, x, counts, root, out, timeout)
         return result

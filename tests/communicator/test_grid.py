@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pycoll.comm.grid import complete
-from pycoll.errors import ArgumentError, PeerRejected
+from pycoll.errors import ArgumentError, MismatchError, PeerRejected
 from pycoll.testing import run_processes, run_threads
 
 
@@ -103,3 +103,88 @@ def test_what_does_not_fit():
         return repr(grid)
 
     assert run_threads(2, ranks)[1] == "<pycoll.Grid 2, rank 1 at (1,)>"
+
+
+@pytest.mark.parametrize("run", [run_threads, run_processes])
+@pytest.mark.parametrize("shape", [(4,), (2, 2)])
+def test_after_a_message_that_does_not_fit_all_are_in_step(run, shape):
+    def ranks(comm):
+        grid, told = comm.grid(shape, periods=True), []
+        for attempt in range(4):
+            odd = comm.rank == 0 and attempt == 1
+            x = np.full(4, 10.0 * attempt + comm.rank)
+            wanted = [10.0 * attempt + r for r in grid.neighbors()]
+            x = x.astype(np.float32 if odd else np.float64)
+            calls = (
+                lambda x: [float(a.flat[0]) for a in grid.neighbor_all_gather(x)],
+                lambda x: [float(grid.move(x, 0).flat[0])],
+            )
+            for call, right in zip(calls, (wanted, wanted[:1]), strict=True):
+                try:
+                    assert call(x) == right
+                except MismatchError as error:
+                    told.append("dropped; the grid stays usable" in str(error))
+                    assert attempt == 1
+        return told
+
+    results = run(4, ranks)
+    assert all(map(all, results))
+    assert [len(told) for told in results] == ([2, 2, 0, 1] if len(shape) == 1 else [2, 1, 2, 0])
+
+
+def test_a_halo_of_another_width_does_not_stay_behind():
+    def ranks(comm):
+        grid, told = comm.grid((3,)), 0
+        for attempt in range(3):
+            width = 2 if comm.rank == 0 and attempt == 0 else 1
+            x = np.full(9, 10.0 * attempt + comm.rank)
+            try:
+                grid.halo(x, width)
+            except MismatchError:
+                told += 1
+                continue
+            if comm.rank < 2:
+                assert x[-1] == 10.0 * attempt + comm.rank + 1
+            if comm.rank > 0:
+                assert x[0] == 10.0 * attempt + comm.rank - 1
+        return told
+
+    assert run_threads(3, ranks) == [1, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda g: g.shift(2), r"axis=2; accepted: 0 to 0"),
+        (lambda g: g.move(np.ones(3), 7), r"axis=7; accepted"),
+        (lambda g: g.rank_at((0, 1)), r"coords=\(0, 1\); expected 1 integers"),
+        (lambda g: g.coords_of(9), r"rank=9; accepted: 0 to 0"),
+        (lambda g: g.halo([1, 2, 3]), "x is a list; a halo needs a NumPy array"),
+        (lambda g: g.halo(np.broadcast_to(1.0, 9)), "x is a read-only array"),
+        (lambda g: g.halo(np.ones(9), 1.0), r"width=1.0; expected a number of elements"),
+        (lambda g: g.neighbor_all_to_all([np.ones(1)]), r"xs has 1 arrays; expected 2"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_is_sent(call, text):
+    def ranks(comm):
+        grid = comm.grid((1,))
+        with pytest.raises(ArgumentError, match=text):
+            call(grid)
+
+    run_threads(1, ranks)
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "text"),
+    [
+        ((2.9, 1), {}, "expected a length for each axis"),
+        ("22", {}, "expected a length for each axis"),
+        ((1, 1), {"periods": (True,)}, r"periods=\(True,\); expected one for all axes, or 2"),
+    ],
+)
+def test_grids_that_cannot_be(shape, options, text):
+    def ranks(comm):
+        with pytest.raises(ArgumentError, match=text):
+            comm.grid(shape, **options)
+
+    run_threads(1, ranks)

@@ -11,6 +11,7 @@ import pytest
 
 from pycoll.config import Config
 from pycoll.errors import (
+    ArgumentError,
     CollTimeout,
     CommClosed,
     PeerLeft,
@@ -73,6 +74,16 @@ def test_ranks_without_a_colour_get_none(run):
         return total, group and who(comm, group)
 
     assert run(3, rank) == [(3, (0, [0, 2])), (3, None), (3, (1, [0, 2]))]
+
+
+def test_what_mpi_calls_undefined_is_no_colour(run):
+    def rank(comm):
+        wanted = ArgumentError if comm.rank else PeerRejected
+        with pytest.raises(wanted, match=r"MPI\.UNDEFINED; here None leaves a rank out"):
+            comm.split(-32766 if comm.rank else 0)
+        return int(comm.all_reduce(1))
+
+    assert run(2, rank) == [2, 2]
 
 
 def test_nobody_has_a_colour(run):

@@ -131,8 +131,11 @@ def _from_buffer(x: Any, what: str) -> np.ndarray:
     except TypeError:
         if hasattr(x, "to_numpy"):  # pandas and the like
             raise ArgumentError(f"{what} is {kind_of(x)}; pass {what}.to_numpy()") from None
+        shape = ""
+        if x is None:
+            shape = "; a rank that only receives tells shape and dtype by an array of its own"
         raise ArgumentError(
-            f"{what} is {kind_of(x)}; accepted are NumPy arrays and objects with the "
+            f"{what} is {kind_of(x)}{shape}; accepted are NumPy arrays and objects with the "
             "buffer protocol, __array_interface__ or __dlpack__; for any other Python object there "
             "are broadcast_object, all_gather_object, send_object and the like"
         ) from None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pycoll.config import check_timeout
@@ -12,6 +12,7 @@ from pycoll.runtime.calls.work import Work
 
 _FIRST_SLICE_S, _LONGEST_SLICE_S = 2e-4, 1e-2
 _FOR_EVER_S = 1e9
+_TOLD = "_told"  # attribute of a work that wait_any has told of
 
 
 class MessageInfo(NamedTuple):
@@ -109,11 +110,14 @@ def wait_all(works: Sequence[Work], *, timeout: float | None = None) -> list[Any
     return [work.wait(max(0.0, until - time.monotonic())) for work in works]
 
 
-def wait_any(works: Sequence[Work], *, timeout: float | None = None) -> int:
+def wait_any(works: Sequence[Work | None], *, timeout: float | None = None) -> int:
     """Wait until at least one call in the background has ended, well or not.
 
+    Each call is told of once: it may stay in the list, as in MPI.
+
     Args:
-        works: What ``async_op=True``, ``isend`` and ``irecv`` have returned; at least one.
+        works: What ``async_op=True``, ``isend`` and ``irecv`` have returned. None, and what
+            `wait_any` has told of before, is passed over.
         timeout: Seconds; by default as long as it takes.
 
     Returns:
@@ -123,19 +127,28 @@ def wait_any(works: Sequence[Work], *, timeout: float | None = None) -> int:
         ArgumentError: If there is none to wait for.
         CollTimeout: If none has ended in time.
     """
-    if not works:
-        raise ArgumentError("works is empty; wait_any needs at least one call to wait for")
+    left = {i: w for i, w in enumerate(works) if w is not None and not getattr(w, _TOLD, False)}
+    if not left:
+        what = f"told of all {len(works)} before" if works else "been given none"
+        raise ArgumentError(f"wait_any has {what}; it needs at least one call to wait for")
+    index = _first_to_end(left, timeout)
+    setattr(left[index], _TOLD, True)
+    return index
+
+
+def _first_to_end(works: Mapping[int, Work], timeout: float | None) -> int:
     limit = _FOR_EVER_S if timeout is None else check_timeout(timeout, zero=True)
     until, turn, piece = time.monotonic() + limit, 0, _FIRST_SLICE_S
+    in_turn = list(works.values())
     while True:
-        for index, work in enumerate(works):
+        for index, work in works.items():
             if work.done():
                 return index
         left = until - time.monotonic()
         if left <= 0:
             raise CollTimeout(f"none of {len(works)} calls in the background ended in {limit:g} s")
         try:  # a wait for one of them sees dead peers, and moves all messages
-            works[turn % len(works)].wait(min(piece, left))
+            in_turn[turn % len(in_turn)].wait(min(piece, left))
         except CollTimeout:
             turn, piece = turn + 1, min(2 * piece, _LONGEST_SLICE_S)
         except CollError:

@@ -25,6 +25,7 @@ from pycoll.runtime.calls.messages import MessageInfo, MessageWork
 ANY: int = _C.ANY
 """As a source, any rank; as a tag, any tag."""
 _MAX_TAG = 2**31 - 1
+_MPI_NULL = (-1, -2, -3)  # MPI.PROC_NULL of various libraries
 _MOST_CODES = 256
 _CODES: dict[np.dtype, int] = {}
 """The element types of NumPy arrays that were sent or received, and their numbers."""
@@ -172,6 +173,15 @@ class TaggedMessages:
         number = -1 if tag == ANY else self._tag(tag)
         found = self.messaging(self.postbox().probe, source, number, limit)
         return None if found is None else MessageInfo(found[0], found[1], found[3])
+
+    def discard(self, src: int, tag: int) -> None:
+        """Receive a message that is there, whatever it is, and forget it."""
+        source, nbytes, code, tag, limit = src, 0, 0, self._tag(tag), self.limit(None)
+        found = self.messaging(self.postbox().probe, source, tag, limit)
+        if found is not None:
+            source, tag, code, nbytes = found
+            data = np.empty(nbytes, np.uint8)
+            self.take(data, (_C.address(data), nbytes, code, source, tag), limit)
 
     def deliver(self, x: Any, message: Sequence[int], limit: float) -> None:
         """Send a message: address, bytes, type, rank and tag."""
@@ -322,7 +332,8 @@ class TaggedMessages:
 
     def _check_dst(self, dst: int) -> None:
         if not _is_integer(dst) or not 0 <= dst < self.world_size:
-            raise ArgumentError(f"dst={dst!r}; accepted: 0 to {self.world_size - 1}")
+            nobody = "; sendrecv takes None for nobody" if dst in _MPI_NULL else ""
+            raise ArgumentError(f"dst={dst!r}; accepted: 0 to {self.world_size - 1}{nobody}")
 
     def _source(self, src: int) -> int:
         """Return a rank to receive from as the engine has it, which is -1 for any."""
@@ -335,7 +346,7 @@ class TaggedMessages:
 
     def _tag(self, tag: int) -> int:
         if not _is_integer(tag) or not 0 <= tag <= _MAX_TAG:
-            anyone = "; pycoll.ANY is for recv, probe and iprobe" if tag == ANY else ""
+            anyone = "; pycoll.ANY is for recv, probe and iprobe" if tag in (ANY, -1) else ""
             raise ArgumentError(f"tag={tag!r}; accepted: 0 to {_MAX_TAG}{anyone}")
         return int(tag)
 

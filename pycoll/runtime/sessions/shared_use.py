@@ -22,11 +22,17 @@ class Joined:
 
     def __init__(self) -> None:
         self._session: weakref.ref[Session] | None = None
+        self._kept: Session | None = None  # the same, if nothing else refers to it
         self.config: Config = Config()
         self._pid = 0
 
-    def remember(self, session: Session, config: Config) -> Session:
-        """Keep a session for those who come later, and return it."""
+    def remember(self, session: Session, config: Config, once: bool) -> Session:
+        """Keep a session for those who come later, and return it.
+
+        What can be joined only ``once`` stays open when a program drops it: a function that calls
+        `pycoll.init` can be called again.
+        """
+        self._kept = session if once else None
         self._session, self.config, self._pid = weakref.ref(session), config, os.getpid()
         return session
 
@@ -55,7 +61,13 @@ class Joined:
         """
         if self._session is not None and self._session() is parent:
             self._session = weakref.ref(child)
+            self._kept = None if self._kept is None else child
         return child
+
+    def forget(self, session: Session) -> None:
+        """Let go of a session that has been closed."""
+        if self._kept is session:
+            self._kept = None
 
 
 @functools.cache
@@ -89,6 +101,8 @@ def end_use(session: Session, user: object) -> Session:
         finally:
             if is_open(session):  # it was refused
                 session.users.add(user)
+            else:
+                joined().forget(session)
         return session
     closed = copy.copy(session)
     closed._caller = closed._engine = closed._mailboxes = None  # as in its close

@@ -137,7 +137,7 @@ def test_any_of_several(run):
     order, got = run(3, ranks)[0]
     assert sorted(order) == [0, 1, 2]
     assert got == [1, 2]
-    with pytest.raises(ArgumentError, match="works is empty"):
+    with pytest.raises(ArgumentError, match="wait_any has been given none"):
         pycoll.wait_any([])
 
 
@@ -217,3 +217,27 @@ def test_a_message_without_a_reference_keeps_its_array():
         return found
 
     assert all(run_processes(2, second))
+
+
+def test_each_call_is_told_of_once(run):
+    """The works of a farm stay in their list, as requests do in MPI."""
+
+    def ranks(comm):
+        if comm.rank == 0:
+            boxes = [np.zeros(1) for _ in range(3)]
+            works = [comm.irecv(box, 1, tag) for tag, box in enumerate(boxes)]
+            first = [pycoll.wait_any(works, timeout=20) for _ in range(3)]
+            with pytest.raises(ArgumentError, match="wait_any has told of all 3 before"):
+                pycoll.wait_any(works)
+            works[first[0]] = None
+            works[first[1]] = comm.irecv(boxes[0], 1, 7)
+            assert pycoll.wait_any(works, timeout=20) == first[1]
+            with pytest.raises(ArgumentError, match="told of all"):
+                pycoll.wait_any(works)
+            assert all(work is None or work.done() for work in works)
+            return sorted(first), [float(box[0]) for box in boxes]
+        for tag in (2, 0, 1, 7):
+            comm.send(np.full(1, tag + 1.0), 0, tag)
+        return None
+
+    assert run(2, ranks)[0] == ([0, 1, 2], [8.0, 2.0, 3.0])

@@ -209,3 +209,27 @@ def test_a_forked_child_joins_by_itself():
         if pid == 0:
             os._exit(int(pycoll.init()._session is comm._session))
         assert os.waitpid(pid, 0)[1] == 0
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_function_that_joins_can_be_called_again(n):
+    """What a program drops without closing it stays joined, since it can join only once."""
+    text = """
+import gc
+del comm
+
+def total(x):
+    return pycoll.init(timeout=20).all_reduce(x)
+
+for _ in range(3):
+    gc.collect()
+    assert total(1) == pycoll.init(timeout=20).world_size
+with pycoll.init(timeout=20) as comm:
+    pass
+try:
+    pycoll.init(timeout=20)
+except pycoll.TransportError as error:
+    print("already joined" in str(error))
+"""
+    done = run(n, text)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n" * n, "")
