@@ -142,8 +142,8 @@ bool Mailboxes::withdraw(SendRequest& message) {
   return message.sent;
 }
 
-void Mailboxes::send(const void* data, uint64_t nbytes, uint32_t type, uint32_t dst, uint32_t tag,
-                     double timeout_s) {
+bool Mailboxes::send(const void* data, uint64_t nbytes, uint32_t type, uint32_t dst, uint32_t tag,
+                     double timeout_s, double patience_s) {
   const Use use(user_, rank_);
   engine_->check(kNoRank, Pulse::kOnce);
   SendRequest message{static_cast<const char*>(data), nbytes, type, dst, tag};
@@ -153,18 +153,22 @@ void Mailboxes::send(const void* data, uint64_t nbytes, uint32_t type, uint32_t 
     push(message);
     return message.sent;
   };
-  bool sent = false;
+  const uint64_t patient = small(nbytes) ? deadline_after(patience_s) : deadline;
+  bool sent = false, late = false;
   MessageNote note(&control_.block(rank_));
   try {
     sent = wait_until(engine_->policy(), control_.doorbell(rank_), gone, [&](Pulse pulse) {
       note.waits(MessageWay::kSend, static_cast<int32_t>(dst), tag);
-      return engine_->check(static_cast<int32_t>(dst), pulse) || now_ns() >= deadline;
+      if (engine_->check(static_cast<int32_t>(dst), pulse)) return true;
+      late = now_ns() >= patient;
+      return late || now_ns() >= deadline;
     });
   } catch (...) {
     withdraw(message);
     throw;
   }
-  if (sent || withdraw(message)) return;
+  if (sent || withdraw(message)) return true;
+  if (late && now_ns() < deadline) return false;
   COLL_CHECK(now_ns() >= deadline, "PeerLeft", "send from rank ", rank_, " to rank ", dst,
              closed_text(static_cast<int32_t>(dst)));
   engine_->abort("a send timed out half way");

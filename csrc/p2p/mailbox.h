@@ -67,12 +67,17 @@ class Mailboxes {
   // Smallest useful size of a mailbox, in bytes.
   static constexpr uint64_t kMinBytes = 1024;
 
-  // Sends nbytes to `dst`; returns when `data` may be changed. `type` travels with the message.
+  // Sends nbytes to `dst`; returns when `data` may be changed. `type` travels with the message. For
+  // a message that is small, it waits no longer than its patience, and then returns false: there is
+  // no room, and nothing has left.
   // Throws CollTimeout (then the communicator is aborted, as half a message may have been sent),
   // TransportError if there is no memory for a message that comes meanwhile (likewise), and
   // whatever Engine::check throws.
-  void send(const void* data, uint64_t nbytes, uint32_t type, uint32_t dst, uint32_t tag,
-            double timeout_s);
+  bool send(const void* data, uint64_t nbytes, uint32_t type, uint32_t dst, uint32_t tag,
+            double timeout_s, double patience_s = kNoEnd);
+  static constexpr double kNoEnd = 1e9;
+  // Whether a message leaves in one piece.
+  bool small(uint64_t nbytes) const { return nbytes <= fragment_bytes_; }
 
   // Receives the oldest message with this tag from `src`, or from any rank if src < 0, into `data`,
   // and returns its sender. Throws MismatchError if its size or type is another one (the message

@@ -133,6 +133,7 @@ void Postbox::progress_incoming() {
 
 void Postbox::finish(Request& request) {
   if (!request.incoming) request.sender = rank_;
+  request.own.reset();
   request.state = request.error != nullptr ? State::kFailed : State::kDone;
 }
 
@@ -230,6 +231,30 @@ uint32_t Postbox::wait(Ticket ticket, double timeout_s) {
   lock.unlock();
   if (error != nullptr) std::rethrow_exception(error);
   return sender;
+}
+
+bool Postbox::leave_behind(Ticket ticket, double patience_s) {
+  try {
+    if (patience_s > 0) {
+      wait(ticket, patience_s);
+      return true;
+    }
+  } catch (const Error& error) {
+    if (std::string_view(error.kind()) != "CollTimeout") throw;
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    const auto it = requests_.find(ticket);
+    if (it != requests_.end() && it->second.state == State::kPosted) {
+      Mailboxes::SendRequest& out = it->second.out;
+      it->second.own = std::make_unique_for_overwrite<char[]>(out.nbytes);
+      std::copy_n(out.data, out.nbytes, it->second.own.get());
+      out.data = it->second.own.get();
+      return false;
+    }
+  }
+  wait(ticket, patience_s);  // it has ended meanwhile
+  return true;
 }
 
 uint32_t Postbox::take(void* data, uint64_t nbytes, uint32_t type, int32_t src, uint32_t tag,

@@ -53,6 +53,12 @@ class Postbox {
   // CollTimeout the message is still under way and may be waited for again.
   uint32_t wait(Ticket ticket, double timeout_s);
 
+  // Of a message that is sent: waits a moment for it to leave, and then copies what has not, so
+  // that the memory may be changed. Returns whether it has left; then the ticket is forgotten.
+  bool leave_behind(Ticket ticket, double patience_s);
+  // See Mailboxes::small.
+  bool small(uint64_t nbytes) const { return boxes_->small(nbytes); }
+
   // Receives at once, as recv and wait do, without waking the thread. A message whose time is over
   // or that fails is forgotten.
   uint32_t take(void* data, uint64_t nbytes, uint32_t type, int32_t src, uint32_t tag,
@@ -70,6 +76,7 @@ class Postbox {
     bool incoming;
     Mailboxes::SendRequest out;
     Mailboxes::RecvRequest in;
+    std::unique_ptr<char[]> own;  // of a message whose sender has gone on
     State state = State::kPosted;
     uint32_t sender = 0;
     std::exception_ptr error;

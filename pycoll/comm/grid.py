@@ -166,7 +166,8 @@ class Grid(NamesFromElsewhere):
                 f"xs has {len(xs)} arrays; expected {2 * len(self.shape)}, one for each of "
                 "neighbors(), of which some may be None"
             )
-        found, failures = [], []
+        found: list[Any] = []
+        failures: list[MismatchError] = []
         for axis in range(len(self.shape)):
             pair = [np.asarray(x) for x in xs[2 * axis : 2 * axis + 2]]
             into = [np.empty_like(x, order="C") for x in pair]

@@ -9,10 +9,10 @@ import numpy as np
 from pycoll.runtime.arrays.host_arrays import on_device
 from pycoll.runtime.calls.messages import MessageInfo
 from pycoll.runtime.calls.work import Work
-from pycoll.runtime.sessions import p2p
+from pycoll.runtime.sessions import message_ends
 from pycoll.runtime.sessions.session import Session
 
-ANY: int = p2p.ANY
+ANY: int = message_ends.ANY
 """As ``src`` of a receiving call: from whichever rank sends first; as ``tag``: whatever its tag."""
 
 

@@ -72,7 +72,10 @@ std::optional<PlainMessage> plain_message(const py::handle& x, const py::dict& t
   return PlainMessage{*array, static_cast<int32_t>(*rank), static_cast<uint32_t>(*label)};
 }
 
-// Adds put(x, types, dst, tag, timeout_s), which returns whether it has sent the message, and
+constexpr double kPatienceS = 1e-4;  // for room, before a small message waits for it elsewhere
+
+// Adds put(x, types, dst, tag, timeout_s), which returns true if it has sent the message, and false
+// if it is a small one for which there is no room, and
 // take(x, types, src, tag, timeout_s), which returns its sender: of what is usual. Of anything else
 // they do nothing.
 template <typename Box, typename Class>
@@ -81,13 +84,18 @@ void add_plain_messages(Class& cls) {
   cls.def(
          "put",
          [](Box& box, const py::handle& x, const py::dict& types, const py::handle& dst,
-            const py::handle& tag, double timeout_s) {
+            const py::handle& tag, double timeout_s) -> std::optional<bool> {
            const auto m = plain_message(x, types, false, dst, box.world_size(), tag);
-           if (!m) return false;
+           if (!m) return std::nullopt;
+           const auto& [array, peer, label] = *m;
            const Unlocked unlocked;
-           box.send(m->array.data, m->array.nbytes, m->array.type, uint32_t(m->peer), m->tag,
-                    timeout_s);
-           return true;
+           if constexpr (std::is_same_v<Box, Mailboxes>) {
+             return box.send(array.data, array.nbytes, array.type, uint32_t(peer), label, timeout_s,
+                             kPatienceS);
+           } else {
+             box.send(array.data, array.nbytes, array.type, uint32_t(peer), label, timeout_s);
+             return true;
+           }
          },
          "x"_a, "types"_a, "dst"_a, "tag"_a, "timeout_s"_a)
       .def(
@@ -158,6 +166,8 @@ void bind_p2p(py::module_& m) {
             }
           },
           "x"_a, "out"_a, "types"_a, "dst"_a, "src"_a, "tag"_a, "recv_tag"_a, "timeout_s"_a)
+      .def("small", &Postbox::small)
+      .def("leave_behind", &Postbox::leave_behind, Release())
       .def(
           "expect",
           [](Postbox& box, const py::handle& x, const py::dict& types, const py::handle& src,

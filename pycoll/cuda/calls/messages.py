@@ -21,7 +21,8 @@ from pycoll.errors import ArgumentError, CollError, MismatchError
 from pycoll.runtime.arrays.host_arrays import ArrayView, check_output
 from pycoll.runtime.calls.messages import MessageWork
 from pycoll.runtime.calls.work import Work
-from pycoll.runtime.sessions.p2p import ANY, one_way
+from pycoll.runtime.sessions.message_ends import ANY
+from pycoll.runtime.sessions.p2p import one_way
 from pycoll.runtime.sessions.session import Session
 
 _HEADER = np.dtype(

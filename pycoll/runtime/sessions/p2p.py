@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import deque
 from collections.abc import MutableMapping, Sequence
 from typing import Any, NoReturn
 
@@ -11,7 +12,6 @@ import numpy as np
 
 from pycoll import _C
 from pycoll.errors import (
-    ArgumentError,
     CollError,
     CollTimeout,
     CommClosed,
@@ -21,23 +21,23 @@ from pycoll.errors import (
 from pycoll.runtime.arrays.host_arrays import ArrayView, check_output, view
 from pycoll.runtime.arrays.numbers import as_array
 from pycoll.runtime.calls.messages import MessageInfo, MessageWork
+from pycoll.runtime.sessions.message_ends import ANY, MessageEnds
 
-ANY: int = _C.ANY
-"""As a source, any rank; as a tag, any tag."""
-_MAX_TAG = 2**31 - 1
-_MPI_NULL = (-1, -2, -3)  # MPI.PROC_NULL of various libraries
 _MOST_CODES = 256
+_MOST_AHEAD, _SMALL = 4096, 16 << 10  # messages that wait for room, and bytes of one
+_PATIENCE_S = 1e-4  # until the first is among them
 _CODES: dict[np.dtype, int] = {}
 """The element types of NumPy arrays that were sent or received, and their numbers."""
 
 
-class TaggedMessages:
+class TaggedMessages(MessageEnds):
     """The methods of `pycoll.runtime.sessions.session.Session` behind ``send`` and ``recv``."""
 
     world_size: int
     rank: int
     closed_because: str
     under_way: set[Any]  # messages that have not ended, which keep their arrays
+    _ahead: deque[MessageWork]  # messages that wait for room, and whose senders do not
     object_receives: MutableMapping[int, Any]  # that have not ended, in the order of the calls
     _engine: Any
     _mailboxes: Any
@@ -49,18 +49,21 @@ class TaggedMessages:
         limit = self.config.timeout_s if timeout is None else self._limit(timeout)
         ticket = None
         try:
+            if self._postbox is None:
+                put = self._mailboxes.put(x, _CODES, dst, tag, limit)
+                if put:
+                    return
+                if put is False:
+                    self.postbox()
             if self._quick is not None:
                 ticket = self._quick.post(x, _CODES, dst, tag)
-            elif self._postbox is None and self._mailboxes.put(x, _CODES, dst, tag, limit):
-                return
         except BaseException as error:
             self._message_failed(error, x)
-        if ticket is not None:
-            if ticket:
-                self._wait_or_abort(MessageWork(self, ticket, x, True), limit)
-            return
-        x, *message = self._to_send(x, dst, tag)
-        self.deliver(x, message, limit)
+        if ticket is None:
+            x, *message = self._to_send(x, dst, tag)
+            self.deliver(x, message, limit)
+        elif ticket:
+            self._leave_behind(ticket, x, limit)
 
     def recv(self, x: Any, src: int, tag: int, timeout: float | None) -> int:
         """See `pycoll.Communicator.recv`."""
@@ -74,6 +77,24 @@ class TaggedMessages:
                         f"{other.nbytes} bytes (tag=pycoll.ANY takes any)",
                     )
             raise
+
+    def _leave_behind(self, ticket: int, x: Any, limit: float) -> None:
+        """Wait for a message that is sent, or let a small one wait for room in memory of its own.
+
+        So the peer may be in any call, and receive it later.
+        """
+        ahead = self._ahead
+        while ahead and ahead[0].done():
+            ahead.popleft()
+        if x.nbytes <= _SMALL and len(ahead) < _MOST_AHEAD and self._quick.small(x.nbytes):
+            try:
+                left = self._quick.leave_behind(ticket, 0.0 if ahead else _PATIENCE_S)
+            except BaseException as error:
+                self._message_failed(error, x)
+            if not left:
+                ahead.append(MessageWork(self, ticket, None, True))
+            return
+        self._wait_or_abort(MessageWork(self, ticket, x, True), limit)
 
     def _recv(self, x: Any, src: int, tag: int, timeout: float | None) -> int:
         limit = self.config.timeout_s if timeout is None else self._limit(timeout)
@@ -185,14 +206,22 @@ class TaggedMessages:
 
     def deliver(self, x: Any, message: Sequence[int], limit: float) -> None:
         """Send a message: address, bytes, type, rank and tag."""
+        if self._quick is not None:
+            ticket = self.messaging(self._quick.send, *message)
+            return self._leave_behind(ticket, x, limit) if ticket else None
         if self._postbox is not None:
             return self._wait_or_abort(self._sent(x, message), limit)
         boxes = self.boxes()
         try:
-            self.messaging(boxes.send, *message, limit)
+            put = self.messaging(boxes.put, x, _CODES, *message[3:], limit)
+            if put is None:
+                self.messaging(boxes.send, *message, limit)
         except BaseException:
             self.abandon(x)
             raise
+        if put is False:
+            self.postbox()
+            self.deliver(x, message, limit)
 
     def take(self, x: Any, message: Sequence[int], limit: float) -> int:
         """Receive a message, likewise; return the sender."""
@@ -256,7 +285,7 @@ class TaggedMessages:
             try:
                 work.wait(max(0.0, until - time.monotonic()))
             except (CollTimeout, PeerLeft) as error:
-                lost = lost or type(error)(f"a message of isend was not received: {error}")
+                lost = lost or type(error)(f"a message was not received: {error}")
             except ConcurrentUseError:  # whoever waits would not hear of it
                 raise
             except CollError:
@@ -277,8 +306,9 @@ class TaggedMessages:
         plain = _C.stretch(x, False)
         code = None if plain is None else _CODES.get(x.dtype)
         if code is None:
-            source = view(as_array(x), "x")
-            _remember(x, source.code)
+            given = as_array(x)
+            source = view(given, "x")
+            _remember(given, source.code)
             x, code = np.ascontiguousarray(source.array), source.code
             plain = ArrayView(x, source.dtype, source.name, x).pointer, x.nbytes
         self._check_dst(dst)
@@ -318,38 +348,6 @@ class TaggedMessages:
             raise CommClosed(self.closed_because)
         return self._mailboxes
 
-    def check_end(self, dst: int, tag: int) -> None:
-        """Refuse a rank or a tag that cannot be sent to."""
-        self._check_dst(dst)
-        self._tag(tag)
-
-    def check_source(self, src: int, tag: int) -> None:
-        """Refuse a rank or a tag that nothing can come from."""
-        _ = self.boxes()  # raises CommClosed
-        self._source(src)
-        if tag != ANY:
-            self._tag(tag)
-
-    def _check_dst(self, dst: int) -> None:
-        if not _is_integer(dst) or not 0 <= dst < self.world_size:
-            nobody = "; sendrecv takes None for nobody" if dst in _MPI_NULL else ""
-            raise ArgumentError(f"dst={dst!r}; accepted: 0 to {self.world_size - 1}{nobody}")
-
-    def _source(self, src: int) -> int:
-        """Return a rank to receive from as the engine has it, which is -1 for any."""
-        if _is_integer(src) and src == ANY:
-            return -1
-        if not _is_integer(src) or not 0 <= src < self.world_size:
-            last = self.world_size - 1
-            raise ArgumentError(f"src={src!r}; accepted: 0 to {last}, or pycoll.ANY")
-        return int(src)
-
-    def _tag(self, tag: int) -> int:
-        if not _is_integer(tag) or not 0 <= tag <= _MAX_TAG:
-            anyone = "; pycoll.ANY is for recv, probe and iprobe" if tag in (ANY, -1) else ""
-            raise ArgumentError(f"tag={tag!r}; accepted: 0 to {_MAX_TAG}{anyone}")
-        return int(tag)
-
 
 def _fail(kind: str, text: str) -> NoReturn:
     """Raise an error of the engine that no frame refers to: a cycle would keep the array."""
@@ -382,7 +380,3 @@ def _remember(x: Any, code: int) -> None:
     """
     if type(x) is np.ndarray and x.dtype.kind not in "mMV" and len(_CODES) < _MOST_CODES:
         _CODES[x.dtype] = code
-
-
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)

@@ -105,6 +105,7 @@ class Session(QueuedCalls, TaggedMessages):
         self.config = config
         self._in_flight: deque[QueuedCall] = deque()  # in the order of the queue
         self.under_way: set[Any] = set()
+        self._ahead: deque[Any] = deque()
         self.object_receives: MutableMapping[int, Any] = weakref.WeakValueDictionary()
         self._adrift: list[Any] = []  # what calls need that may be in the queue, or may be not
         self.children: weakref.WeakSet[Session] = weakref.WeakSet()  # made of some of these ranks

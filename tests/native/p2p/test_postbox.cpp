@@ -64,6 +64,27 @@ void while_nobody_waits(const Rank& me) {
   }
 }
 
+// More small messages than there is room for, from one place in memory; the receiver comes late.
+void left_behind(const Rank& me) {
+  Postbox box(borrow(me));
+  constexpr int kMessages = 200;
+  int value = 0;
+  for (int i = 0; i < kMessages; ++i) {
+    if (me.rank == 0) {
+      value = i;
+      const auto ticket = box.send(&value, sizeof value, 1, 1, 0);
+      if (ticket != 0) static_cast<void>(box.leave_behind(ticket, i % 3 == 0 ? 1e-5 : 0));
+      value = -1;
+      continue;
+    }
+    if (i == 0) usleep(20000);
+    expect(box.take(&value, sizeof value, 1, 0, 0, kLimitS) == 0, "wrong sender");
+    expect(value == i, "message ", i, " is ", value);
+  }
+  if (me.rank == 1) box.send(&value, sizeof value, 1, 0, 1);
+  if (me.rank == 0) box.take(&value, sizeof value, 1, 1, 1, kLimitS);  // all have left
+}
+
 // Two threads of a rank wait for messages of their own.
 void two_threads(const Rank& me) {
   Postbox box(borrow(me));
@@ -120,6 +141,7 @@ int main() {
     };
   };
   return main_of({{"everybody to everybody", with(3, everybody_to_everybody)},
+                  {"left behind", with(2, left_behind)},
                   {"while nobody waits", with(2, while_nobody_waits)},
                   {"two threads", with(2, two_threads)},
                   {"failures", with(2, failures)}});

@@ -1,0 +1,58 @@
+"""Ranks and tags of messages, as users give them: the part of a session that checks them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pycoll import _C
+from pycoll.errors import ArgumentError
+
+ANY: int = _C.ANY
+"""As a source, any rank; as a tag, any tag."""
+_MAX_TAG = 2**31 - 1
+_MPI_NULL = (-1, -2, -3)  # MPI.PROC_NULL of various libraries
+
+
+class MessageEnds:
+    """What refuses ranks and tags that do not exist."""
+
+    world_size: int
+    boxes: Any  # raises CommClosed
+
+    def check_end(self, dst: int, tag: int) -> None:
+        """Refuse a rank or a tag that cannot be sent to."""
+        self._check_dst(dst)
+        self._tag(tag)
+
+    def check_source(self, src: int, tag: int) -> None:
+        """Refuse a rank or a tag that nothing can come from."""
+        _ = self.boxes()  # raises CommClosed
+        self._source(src)
+        if tag != ANY:
+            self._tag(tag)
+
+    def _check_dst(self, dst: int) -> None:
+        if not _is_integer(dst) or not 0 <= dst < self.world_size:
+            nobody = "; sendrecv takes None for nobody" if dst in _MPI_NULL else ""
+            raise ArgumentError(f"dst={dst!r}; accepted: 0 to {self.world_size - 1}{nobody}")
+
+    def _source(self, src: int) -> int:
+        """Return a rank to receive from as the engine has it, which is -1 for any."""
+        if _is_integer(src) and src == ANY:
+            return -1
+        if not _is_integer(src) or not 0 <= src < self.world_size:
+            last = self.world_size - 1
+            raise ArgumentError(f"src={src!r}; accepted: 0 to {last}, or pycoll.ANY")
+        return int(src)
+
+    def _tag(self, tag: int) -> int:
+        if not _is_integer(tag) or not 0 <= tag <= _MAX_TAG:
+            anyone = "; pycoll.ANY is for recv, probe and iprobe" if tag in (ANY, -1) else ""
+            raise ArgumentError(f"tag={tag!r}; accepted: 0 to {_MAX_TAG}{anyone}")
+        return int(tag)
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
