@@ -38,13 +38,21 @@ class Grid(NamesFromElsewhere):
         self.coords: tuple[int, ...] = self.coords_of(self.rank)
 
     def coords_of(self, rank: int) -> tuple[int, ...]:
-        """Return the place of a rank."""
+        """Return the place of a rank.
+
+        Raises:
+            ArgumentError: If there is no such rank.
+        """
         if not _is_integer(rank) or not 0 <= rank < self._session.world_size:
             raise ArgumentError(f"rank={rank!r}; accepted: 0 to {self._session.world_size - 1}")
         return tuple(int(place) for place in np.unravel_index(rank, self.shape))
 
     def rank_at(self, coords: Sequence[int]) -> int | None:
-        """Return the rank at a place, or None beyond an edge."""
+        """Return the rank at a place, or None beyond an edge.
+
+        Raises:
+            ArgumentError: If that is not one integer for each axis.
+        """
         if len(coords) != len(self.shape) or not all(map(_is_integer, coords)):
             raise ArgumentError(f"coords={coords!r}; expected {len(self.shape)} integers")
         inside = []

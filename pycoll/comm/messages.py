@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from pycoll.runtime.arrays.host_arrays import on_device
+from pycoll.runtime.calls import message_ends
 from pycoll.runtime.calls.messages import MessageInfo
 from pycoll.runtime.calls.work import Work
-from pycoll.runtime.sessions import message_ends
 from pycoll.runtime.sessions.session import Session
 
 ANY: int = message_ends.ANY

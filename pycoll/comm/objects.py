@@ -69,7 +69,7 @@ class Objects:
     def all_to_all_object(
         self, xs: Sequence[Any], *, pickle: bool = False, timeout: float | None = None
     ) -> list[Any]:
-        """Send the j-th object of a list to rank j; the i-th of the result came from rank i."""
+        """Send the j-th object of ``xs`` to rank j; the i-th of the result came from rank i."""
         return objects.all_to_all(self._session, xs, pickle, timeout)
 
     def send_object(

@@ -142,7 +142,7 @@ class LossScale:
         return self.value * self.backoff < self.minimum
 
     def resumed(self, saved: Sequence[Any] | None) -> LossScale:
-        """Return the scale to go on with, after a save of ``(value, good steps)``.
+        """Return the scale to go on with, after a save of ``saved``: the value, and good steps.
 
         It is this one if none was saved, because losses were not scaled there, or if it is
         constant.

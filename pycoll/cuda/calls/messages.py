@@ -19,9 +19,9 @@ from pycoll.cuda.device import arrays
 from pycoll.cuda.device.library import Message
 from pycoll.errors import ArgumentError, CollError, MismatchError
 from pycoll.runtime.arrays.host_arrays import ArrayView, check_output
+from pycoll.runtime.calls.message_ends import ANY
 from pycoll.runtime.calls.messages import MessageWork
 from pycoll.runtime.calls.work import Work
-from pycoll.runtime.sessions.message_ends import ANY
 from pycoll.runtime.sessions.p2p import one_way
 from pycoll.runtime.sessions.session import Session
 

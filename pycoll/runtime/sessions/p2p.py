@@ -20,8 +20,8 @@ from pycoll.errors import (
 )
 from pycoll.runtime.arrays.host_arrays import ArrayView, check_output, view
 from pycoll.runtime.arrays.numbers import as_array
+from pycoll.runtime.calls.message_ends import ANY, MessageEnds
 from pycoll.runtime.calls.messages import MessageInfo, MessageWork
-from pycoll.runtime.sessions.message_ends import ANY, MessageEnds
 
 _MOST_CODES = 256
 _MOST_AHEAD, _SMALL = 4096, 16 << 10  # messages that wait for room, and bytes of one

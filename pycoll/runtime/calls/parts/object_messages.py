@@ -10,10 +10,10 @@ import numpy as np
 
 from pycoll.config import check_timeout
 from pycoll.errors import CollError, CollTimeout, ConcurrentUseError
+from pycoll.runtime.calls.message_ends import ANY
 from pycoll.runtime.calls.messages import MessageInfo
 from pycoll.runtime.calls.parts.encoding import pack, unpack
 from pycoll.runtime.calls.work import Work
-from pycoll.runtime.sessions.message_ends import ANY
 from pycoll.runtime.sessions.session import Session
 
 _NUMBERS = itertools.count()
