@@ -47,9 +47,12 @@ def headline(status: Status, findings: list[Finding]) -> str:
     """Say in one line how the job is: its first finding, or that there is none."""
     if findings:
         return findings[0].text
-    n = len(status.ranks)
+    n = len([rank for rank in status.ranks if rank.state not in OVER])
+    if n == 0:
+        return "no rank runs any more"
     rate = max(rank.calls_per_s for rank in status.ranks)
-    return f"all {n} ranks are well: {rate:,.0f} calls/s, nobody waits longer than {_LONG_S} s"
+    who = f"all {n} ranks" if n == len(status.ranks) else f"the {n} ranks that are left"
+    return f"{who} are well: {rate:,.0f} calls/s, nobody waits longer than {_LONG_S} s"
 
 
 def find_causes(status: Status) -> list[Finding]:

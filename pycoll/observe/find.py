@@ -106,8 +106,10 @@ def find(number: int | None = None, key: int | None = None) -> Job:
             if job.segments[0].sight.cookie == key:
                 return job
         raise ArgumentError(f"no rank of the job {key:016x} runs here")
-    if number is None and len(known) == 1:
-        return known[0]
+    if number is None:  # what only a child of a dead rank holds is not meant
+        known = [job for job in known if job.pids & job.holders] or known
+        if len(known) == 1:
+            return known[0]
     for job in known:
         if number is not None and number in {job.launcher, *job.pids, *job.holders}:
             return job

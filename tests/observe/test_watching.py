@@ -13,6 +13,8 @@ import pytest
 from observe_jobs import ready, until
 from pycoll import _C
 from pycoll.errors import ArgumentError
+from pycoll.observe import find as find_module
+from pycoll.observe.causes import headline
 from pycoll.observe.find import find, jobs
 from pycoll.observe.page import HEAD, lines
 from pycoll.observe.status import status
@@ -221,3 +223,25 @@ def test_only_control_memory_is_looked_at():
             _C.Sight(fd)
     finally:
         os.close(fd)
+
+
+def test_what_only_a_child_of_a_dead_rank_holds_is_not_asked_for(job, monkeypatch):
+    text = (
+        "import os, time, pycoll\ncomm = pycoll.init()\npid = os.fork()\n"
+        "if pid == 0: time.sleep(100)\nprint(pid, os.getpid(), flush=True)\nos._exit(0)"
+    )
+    over = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True)
+    child, rank = map(int, over.stdout.readline().split())
+    over.wait(timeout=20)
+    try:
+        with job(2, "while True: step()") as process:
+            until(lambda: ready(process.pid))
+            mine = rank, process.pid
+            two = [found for found in jobs() if found.number in mine]
+            monkeypatch.setattr(find_module, "jobs", lambda: two)
+            assert len(two) == 2
+            assert find().launcher == process.pid
+            assert headline(status(rank), []) == "no rank runs any more"
+    finally:
+        os.kill(child, signal.SIGKILL)
+        over.stdout.close()
