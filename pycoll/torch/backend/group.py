@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -11,7 +13,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 from pycoll.cuda import call_marks
-from pycoll.errors import CollError
+from pycoll.errors import CollError, in_words
 from pycoll.observe.attach import attach
 from pycoll.runtime.sessions.session import Session
 from pycoll.torch.backend.bootstrap import join
@@ -224,7 +226,14 @@ class ProcessGroupPycoll(RaggedCollectives, ListCollectives, dist.ProcessGroup):
     _set_default_timeout = set_timeout
 
     def shutdown(self) -> None:
-        """Finish what runs in the background and leave the group; harmless if repeated."""
+        """Finish what runs in the background and leave the group; harmless if repeated.
+
+        While an exception is handled, as in ``finally``, that is not waited for: the peers get it.
+        """
+        error = sys.exc_info()[1]
+        if not self._closed and error is not None and self._caller.background.busy:
+            with contextlib.suppress(CollError):  # the group has failed
+                self._caller.session.abort(in_words(error))
         if not self._closed:
             self._closed = True
             self._messages.close()

@@ -284,3 +284,29 @@ def test_a_program_that_raises(tmp_path):
     assert [rank.returncode for rank in ranks] == [1, 1]
     assert "rank 1 (process" in texts[0]
     assert "left: KeyError: 'lost key'" in texts[0]
+
+
+def test_a_group_that_is_destroyed_by_an_exception_waits_for_nobody():
+    """As in ``finally``; a peer that waits for a message hears of the exception at once."""
+
+    def body(rank, n):
+        dist.all_reduce(torch.ones(3))
+        start, told = time.monotonic(), ""
+        try:
+            if rank == 0:
+                work = dist.all_reduce(torch.ones(3), async_op=True)
+                time.sleep(0.2)
+                raise ValueError("a bad batch")
+            dist.recv(torch.zeros(3), 0)
+        except ValueError:
+            dist.destroy_process_group()
+            with pytest.raises(dist.DistBackendError):
+                work.wait()
+        except dist.DistBackendError as error:
+            told = str(error)
+        return told, time.monotonic() - start < 8
+
+    (_, soon), (told, heard) = run_group(2, body)
+    assert soon
+    assert heard
+    assert "ValueError: a bad batch" in told
