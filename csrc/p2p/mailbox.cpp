@@ -171,7 +171,7 @@ bool Mailboxes::send(const void* data, uint64_t nbytes, uint32_t type, uint32_t 
   if (late && now_ns() < deadline) return false;
   COLL_CHECK(now_ns() >= deadline, "PeerLeft", "send from rank ", rank_, " to rank ", dst,
              closed_text(static_cast<int32_t>(dst)));
-  engine_->abort("a send timed out half way");
+  engine_->abort("a send was not received in time");
   throw_error("CollTimeout", message_text(false, rank_, static_cast<int32_t>(dst), tag, nbytes),
               ": ", message.offset, " bytes taken within ", timeout_s, " s; rank ", dst,
               " has not received it.");

@@ -291,7 +291,7 @@ void MessagePostbox::send(const void* data, uint64_t nbytes, uint32_t type, uint
     ++given_up_;
     if (std::strcmp(error.kind(), "CollTimeout") != 0 || engine_->failed()) throw;
   }
-  engine_->abort("a send timed out half way");
+  engine_->abort("a send was not received in time");
   throw_error("CollTimeout", message_text(false, rank, static_cast<int32_t>(dst), tag, nbytes),
               ": rank ", dst, " has not received it within ", timeout_s,
               " s. The communicator was aborted");

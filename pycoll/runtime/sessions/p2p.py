@@ -336,7 +336,7 @@ class TaggedMessages(MessageEnds):
         try:
             work.wait(limit)
         except CollTimeout:
-            self.abort("a send timed out half way")
+            self.abort("a send was not received in time")
             raise
 
     def abandon(self, memory: Any) -> None:
