@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from torch.distributed import DistBackendError
 
 from pycoll.errors import ArgumentError, CollError, CollTimeout
+
+_MOST_SHOWN = 16  # ranks
 
 
 class BackendTimeout(DistBackendError, TimeoutError):
@@ -25,6 +28,15 @@ def as_torch(error: CollError, where: str) -> DistBackendError:
     if isinstance(error, ArgumentError):
         return BackendArgumentError(text)
     return DistBackendError(text)
+
+
+def of_job(ranks: Sequence[int] | None) -> str:
+    """Say which ranks of the job those of a group are; nothing if they have the same numbers."""
+    if not ranks or list(ranks) == list(range(len(ranks))):
+        return ""
+    shown = [str(rank) for rank in ranks[:_MOST_SHOWN]]
+    more = ["..."] if len(ranks) > _MOST_SHOWN else []
+    return f" (its ranks are {', '.join(shown + more)} of the job)"
 
 
 def in_words_of_gloo(

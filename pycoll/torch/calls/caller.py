@@ -32,7 +32,7 @@ from pycoll.torch.calls.background import Background
 from pycoll.torch.calls.prepare import Calls, ListCalls, MultiHostCalls
 from pycoll.torch.calls.turns import Job, Prepare, Turn
 from pycoll.torch.calls.work import PendingWork, done, keep_in_flight
-from pycoll.torch.errors import as_torch
+from pycoll.torch.errors import as_torch, of_job
 from pycoll.torch.tensors.devices import DeviceCalls
 from pycoll.torch.tensors.layout import DTYPES, IN_PLACE, Request, Tensors, as_bytes
 from pycoll.types import Kind, ReduceOp
@@ -219,7 +219,7 @@ class Caller:
     def error(self, error: CollError, what: str) -> dist.DistBackendError:
         """Return an error of an operation as one of PyTorch."""
         where = f"{what} on rank {self.rank} of {self.size} in group {self.name!r}"
-        return as_torch(error, where)
+        return as_torch(error, where + of_job(self.session.job_ranks))
 
     def fail(self, failure: _C.EngineError, what: str) -> NoReturn:
         """Raise an error of the engine as one of PyTorch."""

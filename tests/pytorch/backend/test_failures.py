@@ -310,3 +310,17 @@ def test_a_group_that_is_destroyed_by_an_exception_waits_for_nobody():
     assert soon
     assert heard
     assert "ValueError: a bad batch" in told
+
+
+def test_an_error_of_a_part_of_the_ranks_says_which_these_are():
+    def body(rank, n):
+        group = dist.new_group([1, 2])
+        if rank == 0:
+            return True
+        with pytest.raises(dist.DistBackendError, match="field 'count' differs") as error:
+            dist.all_reduce(torch.ones(rank), group=group)
+        return f"on rank {rank - 1} of 2 in group" in str(error.value) and (
+            "(its ranks are 1, 2 of the job)" in str(error.value)
+        )
+
+    assert run_group(3, body) == [True] * 3
