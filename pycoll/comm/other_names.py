@@ -40,6 +40,11 @@ _NAMES = {  # without capitals and underscores; other spellings of our own names
     "groupedallreduce": "all_reduce",
     "ssend": "send",
     "createcart": "grid",
+    "neighborallgather": "grid(shape).neighbor_all_gather",
+    "neighboralltoall": "grid(shape).neighbor_all_to_all",
+    "getcoords": "coords_of",
+    "getcartrank": "rank_at",
+    "dims": "shape",
     "newgroup": "split",
     "clone": "dup",
     "free": "close",
@@ -64,6 +69,10 @@ _CONSTANTS = {  # and functions of modules
     "IN_PLACE": "comm.all_reduce(x, out=x)",
     **{"Waitall": "pycoll.wait_all", "Waitany": "pycoll.wait_any"},
     "Wtime": "time.perf_counter",
+    "UNDEFINED": "None, as the color of comm.split",
+    "Compute_dims": "comm.grid((0, 0)), whose shape is chosen",
+    "Status": "what comm.probe returns",
+    "Request": "the Work that comm.isend returns",
     "COMM_SELF": "comm.split(comm.rank)",
     "Finalize": "comm.close()",
 }
@@ -97,6 +106,8 @@ def name_here(name: str, kind: type) -> str:
     own = {known.replace("_", ""): known for known in ours}
     word = re.sub("(_async)?_?$", "", name).lower().replace("_", "")
     found = own.get(word) or _NAMES.get(word, "")
+    if not found and word[:1] == "i" and word[1:] in own:  # MPI's calls in the background
+        return f"{own[word[1:]]}(x, async_op=True)"
     if re.split(r"\W", found)[0] not in ours:
         return ""
     return f"{found}, for objects {found}_object" if f"{found}_object" in ours else found

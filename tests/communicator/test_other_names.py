@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import pycoll
-from pycoll import Communicator
+from pycoll import Communicator, Grid
 from pycoll.comm import other_names
 from pycoll.testing import run_threads
 
@@ -43,18 +43,32 @@ def test_a_name_from_elsewhere(name, here):
     assert other_names.name_here(name, Communicator) == here
 
 
+GRID = (*dir(Grid), "shape", "coords")
+
+
 def test_what_the_table_says_exists():
     for here in (*other_names._NAMES.values(), *other_names._WORDS.values()):
         word = re.split(r"[(=. ]", here)[0]
-        assert word in (*dir(Communicator), "a", "x", "out", "op", "tag", "src", "dst", "root") or (
-            word in ("color", "async_op")
-        ), here
+        assert word in (
+            *dir(Communicator),
+            *GRID,
+            "a",
+            "x",
+            "out",
+            "op",
+            "tag",
+            "src",
+            "dst",
+            "root",
+        ) or (word in ("color", "async_op")), here
 
 
 @pytest.mark.parametrize(
     ("call", "said"),
     [
         (lambda c: c.Get_size(), "has no attribute 'Get_size'; here it is world_size$"),
+        (lambda c: c.Iallreduce([1]), r"'Iallreduce'; here it is all_reduce\(x, async_op=True\)$"),
+        (lambda c: c.neighbor_alltoall([1]), r"here it is grid\(shape\).neighbor_all_to_all$"),
         (lambda c: c.send([1], dest=0), "unexpected keyword argument 'dest'; here it is dst$"),
         (lambda c: c.broadcast([1], root_rank=0), "'root_rank'; here it is root$"),
         (lambda c: c.all_gather_v([1], recvbuf=0), "'recvbuf'; here it is out$"),
