@@ -44,7 +44,6 @@ _NAMES = {  # without capitals and underscores; other spellings of our own names
     "neighboralltoall": "grid(shape).neighbor_all_to_all",
     "getcoords": "coords_of",
     "getcartrank": "rank_at",
-    "dims": "shape",
     "newgroup": "split",
     "clone": "dup",
     "free": "close",
@@ -107,7 +106,7 @@ def name_here(name: str, kind: type) -> str:
     word = re.sub("(_async)?_?$", "", name).lower().replace("_", "")
     found = own.get(word) or _NAMES.get(word, "")
     if not found and word[:1] == "i" and word[1:] in own:  # MPI's calls in the background
-        return f"{own[word[1:]]}(x, async_op=True)"
+        return f"{own[word[1:]]}, with async_op=True"
     if re.split(r"\W", found)[0] not in ours:
         return ""
     return f"{found}, for objects {found}_object" if f"{found}_object" in ours else found

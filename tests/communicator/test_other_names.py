@@ -43,7 +43,7 @@ def test_a_name_from_elsewhere(name, here):
     assert other_names.name_here(name, Communicator) == here
 
 
-GRID = (*dir(Grid), "shape", "coords")
+GRID = dir(Grid)
 
 
 def test_what_the_table_says_exists():
@@ -67,7 +67,7 @@ def test_what_the_table_says_exists():
     ("call", "said"),
     [
         (lambda c: c.Get_size(), "has no attribute 'Get_size'; here it is world_size$"),
-        (lambda c: c.Iallreduce([1]), r"'Iallreduce'; here it is all_reduce\(x, async_op=True\)$"),
+        (lambda c: c.Iallreduce([1]), r"'Iallreduce'; here it is all_reduce, with async_op=True$"),
         (lambda c: c.neighbor_alltoall([1]), r"here it is grid\(shape\).neighbor_all_to_all$"),
         (lambda c: c.send([1], dest=0), "unexpected keyword argument 'dest'; here it is dst$"),
         (lambda c: c.broadcast([1], root_rank=0), "'root_rank'; here it is root$"),
