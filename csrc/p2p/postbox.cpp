@@ -247,7 +247,13 @@ bool Postbox::leave_behind(Ticket ticket, double patience_s) {
     const auto it = requests_.find(ticket);
     if (it != requests_.end() && it->second.state == State::kPosted) {
       Mailboxes::SendRequest& out = it->second.out;
-      it->second.own = std::make_unique_for_overwrite<char[]>(out.nbytes);
+      try {
+        it->second.own = std::make_unique_for_overwrite<char[]>(out.nbytes);
+      } catch (const std::bad_alloc&) {  // it is small, so nothing of it has left
+        std::erase(outgoing_, ticket);
+        requests_.erase(it);
+        throw;
+      }
       std::copy_n(out.data, out.nbytes, it->second.own.get());
       out.data = it->second.own.get();
       return false;
