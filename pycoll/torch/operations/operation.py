@@ -61,17 +61,21 @@ def full_form(prepare: Callable, options: type, args: tuple, words: dict) -> tup
 
 
 def _has_to_copy(args: tuple) -> bool:
-    """Tell whether a call needs its tensors elsewhere: gathered, packed, or multiplied."""
-    *tensors, opts = args
+    """Tell whether a call needs its tensors elsewhere: gathered, packed, or multiplied.
+
+    Those on devices are in the order of their streams.
+    """
+    *given, opts = args
+    lists = [x for x in given if isinstance(x, list) and x]
+    alone = [x[0] if isinstance(x, list) and x else x for x in given]
+    tensors = [x for x in alone if isinstance(x, torch.Tensor)]
+    if not all(x.is_cpu for x in tensors):
+        return False
     if getattr(opts, "reduceOp", None) == dist.ReduceOp.PREMUL_SUM:
         return True
-    lists = [x for x in tensors if isinstance(x, list) and x]
-    several = any(len(x) > 1 or isinstance(x[0], list) for x in lists)
-    alone = (x[0] if isinstance(x, list) and x else x for x in tensors)
-    return several or not all(
+    return any(len(x) > 1 or isinstance(x[0], list) for x in lists) or not all(
         x.layout is torch.strided and x.is_contiguous() and not x.is_conj() and not x.is_neg()
-        for x in alone
-        if isinstance(x, torch.Tensor)
+        for x in tensors
     )
 
 
