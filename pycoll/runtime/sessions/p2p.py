@@ -211,9 +211,10 @@ class TaggedMessages(MessageEnds):
             return self._leave_behind(ticket, x, limit) if ticket else None
         if self._postbox is not None:
             return self._wait_or_abort(self._sent(x, message), limit)
-        boxes = self.boxes()
+        boxes, put = self.boxes(), None
         try:
-            put = self.messaging(boxes.put, x, _CODES, *message[3:], limit)
+            if type(x) is np.ndarray and _CODES.get(x.dtype) == message[2]:  # no stand-in
+                put = self.messaging(boxes.put, x, _CODES, *message[3:], limit)
             if put is None:
                 self.messaging(boxes.send, *message, limit)
         except BaseException:
