@@ -54,9 +54,8 @@ ML_DTYPES = {
 
 _NAMED = (*(dtype.name.lower() for dtype in DType), "complex64", "complex128")
 _LOW, _HIGH = 0x100 - 32, 0x100  # values that the two bytes of a digest can have
-_UNITS = "Y M W D h m s ms us ns ps fs as".split()
-_ONLY_MOVED: dict[int, str] = {}
-_MOST_NAMES = 1024
+_UNITS = "Y M W D h m s ms us ns ps fs as".split()  # of dates and times
+_LONGEST_TEXT = 32  # characters, of the types of texts that errors name
 
 
 @functools.lru_cache(maxsize=256)
@@ -74,26 +73,26 @@ def type_code(name: str) -> int:
     if name in _NAMED:
         return _NAMED.index(name)
     digest = zlib.crc32(name.encode())
-    code = 32 + digest % _LOW | digest // _LOW % _HIGH << 8
-    if len(_ONLY_MOVED) >= _MOST_NAMES:
-        _ONLY_MOVED.clear()
-    _ONLY_MOVED[code] = name
-    return code
+    return 32 + digest % _LOW | digest // _LOW % _HIGH << 8
 
 
 def type_name(code: int) -> str:
-    """Return the name of the element type with a code.
+    """Return the name of the element type with a code, the same on every rank.
 
-    Of the types that can only be moved it knows those that this process has had, and those of dates
-    and times; the others have a number.
+    Of the types that can only be moved those of dates, times and short texts have names, the others
+    a number.
     """
-    if code < len(_NAMED):
-        return _NAMED[code]
-    if code not in _ONLY_MOVED:
-        for unit in _UNITS:
-            for name in (f"datetime64[{unit}]", f"timedelta64[{unit}]"):
-                type_code(name)
-    return _ONLY_MOVED.get(code, f"dtype#{code}")
+    return _NAMED[code] if code < len(_NAMED) else _only_moved().get(code, f"dtype#{code}")
+
+
+@functools.cache
+def _only_moved() -> dict[int, str]:
+    """Return names of types that can only be moved, by their codes."""
+    names = ["object", "float128", "complex256"]
+    names += [f"{kind}[{unit}]" for unit in _UNITS for kind in ("datetime64", "timedelta64")]
+    for length in range(1, _LONGEST_TEXT + 1):
+        names += [f"str{32 * length}", f"bytes{8 * length}"]
+    return {type_code(name): name for name in names}
 
 
 def type_bytes(name: str) -> int:
