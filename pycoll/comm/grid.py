@@ -11,6 +11,7 @@ import numpy as np
 
 from pycoll.comm.other_names import NamesFromElsewhere
 from pycoll.errors import ArgumentError, MismatchError
+from pycoll.runtime.calls.message_ends import is_integer
 from pycoll.runtime.calls.messages import wait_all
 from pycoll.runtime.sessions.session import Session
 
@@ -43,7 +44,7 @@ class Grid(NamesFromElsewhere):
         Raises:
             ArgumentError: If there is no such rank.
         """
-        if not _is_integer(rank) or not 0 <= rank < self._session.world_size:
+        if not is_integer(rank) or not 0 <= rank < self._session.world_size:
             raise ArgumentError(f"rank={rank!r}; accepted: 0 to {self._session.world_size - 1}")
         return tuple(int(place) for place in np.unravel_index(rank, self.shape))
 
@@ -53,7 +54,7 @@ class Grid(NamesFromElsewhere):
         Raises:
             ArgumentError: If that is not one integer for each axis.
         """
-        if len(coords) != len(self.shape) or not all(map(_is_integer, coords)):
+        if len(coords) != len(self.shape) or not all(map(is_integer, coords)):
             raise ArgumentError(f"coords={coords!r}; expected {len(self.shape)} integers")
         inside = []
         for place, length, ring in zip(coords, self.shape, self.periods, strict=True):
@@ -77,7 +78,7 @@ class Grid(NamesFromElsewhere):
 
     def _axis(self, axis: int) -> int:
         axes = len(self.shape)
-        if not _is_integer(axis) or not -axes <= axis < axes:
+        if not is_integer(axis) or not -axes <= axis < axes:
             raise ArgumentError(f"axis={axis!r}; accepted: 0 to {axes - 1}")
         return axis % axes
 
@@ -124,7 +125,7 @@ class Grid(NamesFromElsewhere):
         if not isinstance(x, np.ndarray) or not x.flags.writeable:
             what = "a read-only array" if isinstance(x, np.ndarray) else f"a {type(x).__name__}"
             raise ArgumentError(f"x is {what}; a halo needs a NumPy array that can be written to")
-        if not _is_integer(width):
+        if not is_integer(width):
             raise ArgumentError(f"width={width!r}; expected a number of elements")
         if x.ndim < axes or min(x.shape[:axes]) < 3 * width or width < 1:
             raise ArgumentError(
@@ -237,10 +238,6 @@ def _raise_first(failures: Sequence[MismatchError]) -> None:
         raise failures[0]
 
 
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-
-
 def rings(periods: bool | Sequence[bool], axes: int) -> tuple[bool, ...]:
     """Return for each axis whether it is a ring.
 
@@ -261,7 +258,7 @@ def complete(shape: Sequence[int], n: int) -> tuple[int, ...]:
     Raises:
         ArgumentError: If there is none.
     """
-    if not isinstance(shape, Sequence) or not all(map(_is_integer, shape)):
+    if not isinstance(shape, Sequence) or not all(map(is_integer, shape)):
         raise ArgumentError(f"shape={shape!r}; expected a length for each axis, such as (2, 0)")
     lengths = [int(length) for length in shape]
     fixed = math.prod(length for length in lengths if length)

@@ -34,25 +34,26 @@ class MessageEnds:
             self._tag(tag)
 
     def _check_dst(self, dst: int) -> None:
-        if not _is_integer(dst) or not 0 <= dst < self.world_size:
+        if not is_integer(dst) or not 0 <= dst < self.world_size:
             nobody = "; sendrecv takes None for nobody" if dst in _MPI_NULL else ""
             raise ArgumentError(f"dst={dst!r}; accepted: 0 to {self.world_size - 1}{nobody}")
 
     def _source(self, src: int) -> int:
         """Return a rank to receive from as the engine has it, which is -1 for any."""
-        if _is_integer(src) and src == ANY:
+        if is_integer(src) and src == ANY:
             return -1
-        if not _is_integer(src) or not 0 <= src < self.world_size:
+        if not is_integer(src) or not 0 <= src < self.world_size:
             last = self.world_size - 1
             raise ArgumentError(f"src={src!r}; accepted: 0 to {last}, or pycoll.ANY")
         return int(src)
 
     def _tag(self, tag: int) -> int:
-        if not _is_integer(tag) or not 0 <= tag <= _MAX_TAG:
+        if not is_integer(tag) or not 0 <= tag <= _MAX_TAG:
             anyone = "; pycoll.ANY is for recv, probe and iprobe" if tag in (ANY, -1) else ""
             raise ArgumentError(f"tag={tag!r}; accepted: 0 to {_MAX_TAG}{anyone}")
         return int(tag)
 
 
-def _is_integer(value: Any) -> bool:
+def is_integer(value: Any) -> bool:
+    """Tell whether this is an integer of Python's or NumPy's, and no bool."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)

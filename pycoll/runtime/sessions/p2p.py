@@ -47,14 +47,15 @@ class TaggedMessages(MessageEnds):
     def send(self, x: Any, dst: int, tag: int, timeout: float | None) -> None:
         """See `pycoll.Communicator.send`."""
         limit = self.config.timeout_s if timeout is None else self._limit(timeout)
-        ticket = None
+        ticket, patience = None, _PATIENCE_S
         try:
             if self._postbox is None:
                 put = self._mailboxes.put(x, _CODES, dst, tag, limit)
                 if put:
                     return
-                if put is False:
+                if put is False:  # it has waited
                     self.postbox()
+                    patience = 0.0
             if self._quick is not None:
                 ticket = self._quick.post(x, _CODES, dst, tag)
         except BaseException as error:
@@ -63,7 +64,7 @@ class TaggedMessages(MessageEnds):
             x, *message = self._to_send(x, dst, tag)
             self.deliver(x, message, limit)
         elif ticket:
-            self._leave_behind(ticket, x, limit)
+            self._leave_behind(ticket, x, limit, patience)
 
     def recv(self, x: Any, src: int, tag: int, timeout: float | None) -> int:
         """See `pycoll.Communicator.recv`."""
@@ -78,7 +79,9 @@ class TaggedMessages(MessageEnds):
                     )
             raise
 
-    def _leave_behind(self, ticket: int, x: Any, limit: float) -> None:
+    def _leave_behind(
+        self, ticket: int, x: Any, limit: float, patience: float = _PATIENCE_S
+    ) -> None:
         """Wait for a message that is sent, or let a small one wait for room in memory of its own.
 
         So the peer may be in any call, and receive it later.
@@ -88,7 +91,7 @@ class TaggedMessages(MessageEnds):
             ahead.popleft()
         if x.nbytes <= _SMALL and len(ahead) < _MOST_AHEAD and self._quick.small(x.nbytes):
             try:
-                left = self._quick.leave_behind(ticket, 0.0 if ahead else _PATIENCE_S)
+                left = self._quick.leave_behind(ticket, 0.0 if ahead else patience)
             except BaseException as error:
                 self._message_failed(error, x)
             if not left:
@@ -215,6 +218,8 @@ class TaggedMessages(MessageEnds):
         try:
             if type(x) is np.ndarray and _CODES.get(x.dtype) == message[2]:  # no stand-in
                 put = self.messaging(boxes.put, x, _CODES, *message[3:], limit)
+            elif isinstance(boxes, _C.Mailboxes) and message[1] <= _SMALL:
+                put = False  # the quick way is not for its type
             if put is None:
                 self.messaging(boxes.send, *message, limit)
         except BaseException:
