@@ -226,6 +226,7 @@ void add_postbox_methods(Class& cls) {
              return pybind11::make_tuple(found->src, found->tag, found->type, found->nbytes);
            })
       .def("wait", &Box::wait, Release())
+      .def("finish_send", &Box::finish_send, Release())
       .def("close", &Box::close, Release());
 }
 

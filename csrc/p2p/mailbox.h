@@ -1,10 +1,9 @@
 // Tagged messages between two ranks of a host. This folder uses the engine; read this file first,
-// then postbox.h, which sends and receives in the background.
+// then postbox.h, which waits.
 //
 // Every ordered pair of ranks has a mailbox in the control segment: a ring of fragments, written by
 // the sender only except for the count of fragments taken. A message is one or more fragments. A
-// receiver that looks for another message stores those it finds; so does a sender that waits for
-// room, so two ranks that send to each other at the same time do not block one another.
+// receiver that looks for another message stores those it finds.
 //
 // Of a message that is larger than its mailbox the fragment may be an offer: where the data lie in
 // the memory of the sender, from where the receiver copies them once. The sender waits until it
@@ -30,8 +29,8 @@ namespace pycoll {
 // Of which large messages a sender offers its memory.
 enum class Offers { kNever, kWanted, kAlways };
 
-// One thread at a time (ConcurrentUseError otherwise), also beside another one that is in a call of
-// the engine.
+// Nothing here waits. One thread at a time, also beside another one that is in a call of the
+// engine.
 class Mailboxes {
  public:
   // A message to send; `offset` bytes of it have left.
@@ -67,27 +66,9 @@ class Mailboxes {
   // Smallest useful size of a mailbox, in bytes.
   static constexpr uint64_t kMinBytes = 1024;
 
-  // Sends nbytes to `dst`; returns when `data` may be changed. `type` travels with the message. For
-  // a message that is small, it waits no longer than its patience, and then returns false: there is
-  // no room, and nothing has left.
-  // Throws CollTimeout (then the communicator is aborted, as half a message may have been sent),
-  // TransportError if there is no memory for a message that comes meanwhile (likewise), and
-  // whatever Engine::check throws.
-  bool send(const void* data, uint64_t nbytes, uint32_t type, uint32_t dst, uint32_t tag,
-            double timeout_s, double patience_s = kNoEnd);
-  static constexpr double kNoEnd = 1e9;
   // Whether a message leaves in one piece.
   bool small(uint64_t nbytes) const { return nbytes <= fragment_bytes_; }
 
-  // Receives the oldest message with this tag from `src`, or from any rank if src < 0, into `data`,
-  // and returns its sender. Throws MismatchError if its size or type is another one (the message
-  // stays), CollTimeout (nothing is lost), and whatever Engine::check throws; but what arrived
-  // whole before its sender died or left is still received.
-  uint32_t recv(void* data, uint64_t nbytes, uint32_t type, int32_t src, uint32_t tag,
-                double timeout_s);
-
-  // The parts of send and recv that do not wait, for callers that wait themselves (postbox.h).
-  //
   // Puts as much of a message into the mailbox as there is room for. A message must be all sent
   // before the next one to the same rank is begun.
   void push(SendRequest& message);
@@ -95,7 +76,8 @@ class Mailboxes {
   // message that fits the first entry of `requests` with its source and tag goes straight there.
   bool drain(std::span<const RecvRequest> requests);
   // The sender of the oldest message that matches, which is copied if need be and removed; nothing
-  // if it has not arrived in full. Throws MismatchError as recv does.
+  // if it has not arrived in full. Throws MismatchError if its size or type is another one: it
+  // stays.
   std::optional<uint32_t> collect(const RecvRequest& request);
   // The oldest message that has arrived, even in part, and that none of `requests` is to get; src <
   // 0 and tag < 0: any.
@@ -137,8 +119,7 @@ class Mailboxes {
   std::shared_ptr<Engine> engine_;
   ControlSegment& control_;
   uint32_t rank_, world_size_;
-  uint32_t fragment_bytes_;  // data of one fragment
-  User user_{0};
+  uint32_t fragment_bytes_;     // data of one fragment
   std::vector<Offers> offers_;  // to every rank: never to one that has refused
   // How the next message of a source and of a size comes; of sizes only the highest bit counts.
   std::map<std::pair<uint32_t, uint64_t>, CopyChoice> choices_;

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <sstream>
 #include <system_error>
 
 #include "base/never_freed.h"
@@ -16,11 +17,16 @@ constexpr WaitPolicy kBackground = {.spins = 20, .yield_us = 0};
 // A thread that posts mostly waits at once, and then moves its messages itself.
 constexpr auto kHeadStart = std::chrono::microseconds(200);
 
+// Whether a rank has gone: what it sent before is still received.
+bool has_gone(const Aborted& end) {
+  return end.cause() == Cause::kLost || end.cause() == Cause::kLeft;
+}
+
 }  // namespace
 
-Postbox::Postbox(std::shared_ptr<Engine> engine, std::shared_ptr<Mailboxes> boxes)
+Postbox::Postbox(std::shared_ptr<Engine> engine, Offers offers)
     : engine_(std::move(engine)),
-      boxes_(std::move(boxes)),
+      boxes_(engine_, offers),
       rank_(engine_->rank()),
       bell_(engine_->control().doorbell(rank_)),
       pid_(static_cast<uint64_t>(getpid())) {}
@@ -48,6 +54,12 @@ Postbox::Ticket Postbox::send(const void* data, uint64_t nbytes, uint32_t type, 
                               uint32_t tag) {
   Request request{};
   request.out = {static_cast<const char*>(data), nbytes, type, dst, tag};
+  if (boxes_.small(nbytes)) {  // it leaves whole or not at all
+    engine_->check(kNoRank, Pulse::kOnce);
+    const std::lock_guard lock(mutex_);
+    if (!closing_ && outgoing_.empty()) boxes_.push(request.out);
+    if (request.out.sent) return 0;
+  }
   return post(std::move(request));
 }
 
@@ -98,14 +110,18 @@ void Postbox::wake_thread() {
 // Moves everything that can be moved.
 void Postbox::progress() {
   if (closing_) return;
-  if (boxes_->drain(recvs_) || !incoming_.empty()) progress_incoming();
+  if (boxes_.drain(recvs_) || !incoming_.empty()) progress_incoming();
+  if (!outgoing_.empty()) progress_outgoing();
+}
+
+void Postbox::progress_outgoing() {
   std::vector<bool> blocked;  // ranks to which an older message has not left yet
   std::erase_if(outgoing_, [&](Ticket ticket) {
     Request& request = requests_.at(ticket);
     const uint32_t dst = request.out.dst;
     if (blocked.size() <= dst) blocked.resize(dst + 1);
     if (blocked[dst]) return false;
-    boxes_->push(request.out);
+    boxes_.push(request.out);
     blocked[dst] = !request.out.sent;
     if (request.out.sent) finish(request);
     return request.out.sent;
@@ -116,7 +132,7 @@ void Postbox::progress_incoming() {
   for (size_t i = 0; i < incoming_.size();) {
     Request& request = requests_.at(incoming_[i]);
     try {
-      const std::optional<uint32_t> sender = boxes_->collect(request.in);
+      const std::optional<uint32_t> sender = boxes_.collect(request.in);
       if (!sender) {
         ++i;
         continue;
@@ -138,11 +154,11 @@ void Postbox::finish(Request& request) {
 }
 
 void Postbox::withdraw_all() {
-  for (const Ticket ticket : outgoing_) boxes_->withdraw(requests_.at(ticket).out);
+  for (const Ticket ticket : outgoing_) boxes_.withdraw(requests_.at(ticket).out);
 }
 
 void Postbox::fail_all(const std::exception_ptr& error) {
-  boxes_->keep_copies();
+  boxes_.keep_copies();
   withdraw_all();
   for (const std::deque<Ticket>* queue : {&outgoing_, &incoming_}) {
     for (const Ticket ticket : *queue) {
@@ -171,7 +187,7 @@ void Postbox::forget(Ticket ticket) {
   std::lock_guard lock(mutex_);
   const auto place = std::find(incoming_.begin(), incoming_.end(), ticket);
   if (place != incoming_.end()) {
-    boxes_->keep_copies();
+    boxes_.keep_copies();
     recvs_.erase(recvs_.begin() + (place - incoming_.begin()));
     incoming_.erase(place);
   }
@@ -213,7 +229,12 @@ uint32_t Postbox::wait(Ticket ticket, double timeout_s) {
   try {
     finished = wait_until(engine_->policy(), bell_, arrived, [&](Pulse pulse) {
       if (pulse == Pulse::kSlice) note.waits(way, peer, tag);
-      return engine_->check(peer, pulse) || now_ns() >= deadline;
+      try {
+        return engine_->check(peer, pulse) || now_ns() >= deadline;
+      } catch (const Aborted& end) {
+        if (has_gone(end) && arrived()) return true;
+        throw;
+      }
     });
   } catch (const Error&) {  // the caller may change or free the memory then
     std::lock_guard guard(mutex_);
@@ -222,7 +243,8 @@ uint32_t Postbox::wait(Ticket ticket, double timeout_s) {
   }
   if (!finished) {
     COLL_CHECK(now_ns() >= deadline, "PeerLeft", describe(request), closed_text(peer));
-    throw_error("CollTimeout", describe(request), ": not done within ", timeout_s, " s");
+    if (request.incoming) throw_nothing_came(rank_, request.in.src, request.in.tag, timeout_s);
+    throw_error("CollTimeout", late_text(request, timeout_s));
   }
   lock.lock();
   const std::exception_ptr error = request.error;
@@ -231,6 +253,32 @@ uint32_t Postbox::wait(Ticket ticket, double timeout_s) {
   lock.unlock();
   if (error != nullptr) std::rethrow_exception(error);
   return sender;
+}
+
+void Postbox::finish_send(Ticket ticket, double timeout_s) {
+  try {
+    wait(ticket, timeout_s);
+    return;
+  } catch (const Error& error) {
+    const std::optional<Request> request = take_back(ticket);
+    if (request && request->out.sent) return;
+    if (!request || std::string_view(error.kind()) != "CollTimeout") throw;
+    const std::string text = late_text(*request, timeout_s);
+    engine_->abort("a send was not received in time");
+    throw_error("CollTimeout", text, '.');
+  }
+}
+
+// Forgets a message that is being sent; `sent` tells whether all of it had been taken.
+std::optional<Postbox::Request> Postbox::take_back(Ticket ticket) {
+  const std::lock_guard lock(mutex_);
+  const auto it = requests_.find(ticket);
+  if (it == requests_.end()) return {};
+  Request request = std::move(it->second);
+  requests_.erase(it);
+  std::erase(outgoing_, ticket);
+  if (request.state == State::kPosted) boxes_.withdraw(request.out);
+  return request;
 }
 
 bool Postbox::leave_behind(Ticket ticket, double patience_s) {
@@ -265,6 +313,9 @@ bool Postbox::leave_behind(Ticket ticket, double patience_s) {
 
 uint32_t Postbox::take(void* data, uint64_t nbytes, uint32_t type, int32_t src, uint32_t tag,
                        double timeout_s) {
+  if (const auto sender = take_small({static_cast<char*>(data), nbytes, type, src, tag})) {
+    return *sender;
+  }
   const Waiter waiter(*this);
   const Ticket ticket = recv(data, nbytes, type, src, tag);
   try {
@@ -275,13 +326,38 @@ uint32_t Postbox::take(void* data, uint64_t nbytes, uint32_t type, int32_t src, 
   }
 }
 
+// Receives a message that is here, or comes while this thread would spin: in fewer steps than a
+// request takes. Small ones only, which never arrive in part.
+std::optional<uint32_t> Postbox::take_small(const Mailboxes::RecvRequest& request) {
+  if (!boxes_.small(request.nbytes)) return {};
+  const auto taken = [&]() -> std::optional<uint32_t> {
+    const std::lock_guard lock(mutex_);
+    if (closing_ || !incoming_.empty()) return {};  // older requests come first
+    boxes_.drain({&request, 1});
+    if (!outgoing_.empty()) progress_outgoing();
+    return boxes_.collect(request);
+  };
+  try {
+    engine_->check(request.src, Pulse::kOnce);
+  } catch (const Aborted& end) {
+    const auto sender = has_gone(end) ? taken() : std::nullopt;
+    if (!sender) throw;
+    return sender;
+  }
+  for (uint32_t spin = 0; spin <= engine_->policy().spins; ++spin) {
+    if (const auto sender = taken()) return sender;
+    cpu_pause();
+  }
+  return {};
+}
+
 std::optional<Mailboxes::Envelope> Postbox::probe(int32_t src, int64_t tag, double timeout_s) {
   const uint64_t deadline = deadline_after(timeout_s);
   std::optional<Mailboxes::Envelope> found;
   const auto arrived = [&] {
     std::lock_guard guard(mutex_);
     progress();
-    found = boxes_->peek(src, tag, recvs_);
+    found = boxes_.peek(src, tag, recvs_);
     return found.has_value();
   };
   const Waiter waiter(*this);
@@ -290,6 +366,13 @@ std::optional<Mailboxes::Envelope> Postbox::probe(int32_t src, int64_t tag, doub
   COLL_CHECK(found || now_ns() >= deadline, "PeerLeft", "probe on rank ", rank_, " for ",
              rank_name(src), closed_text(src));
   return found;
+}
+
+std::string Postbox::late_text(const Request& request, double timeout_s) const {
+  std::ostringstream text;
+  text << describe(request) << ": " << request.out.offset << " bytes taken within " << timeout_s
+       << " s; rank " << request.out.dst << " has not received it";
+  return text.str();
 }
 
 std::string Postbox::describe(const Request& request) const {

@@ -1,4 +1,4 @@
-// Tagged messages that are sent and received in the background, on top of the mailboxes.
+// Tagged messages, sent and received in the background or not, on top of the mailboxes.
 //
 // send and recv return at once. A thread that waits moves all messages of the rank; while none
 // waits and something is under way, a thread of the postbox does. Messages to one rank leave in the
@@ -17,16 +17,13 @@
 
 namespace pycoll {
 
-// For any number of threads. A rank that has a postbox must not use its mailboxes otherwise.
+// For any number of threads.
 class Postbox {
  public:
   using Ticket = uint64_t;
 
   // `offers`: see Mailboxes.
-  explicit Postbox(std::shared_ptr<Engine> engine, Offers offers = Offers::kNever)
-      : Postbox(engine, std::make_shared<Mailboxes>(engine, offers)) {}
-  // Goes on with mailboxes that were used by themselves, and with what has arrived in them.
-  Postbox(std::shared_ptr<Engine> engine, std::shared_ptr<Mailboxes> boxes);
+  explicit Postbox(std::shared_ptr<Engine> engine, Offers offers = Offers::kNever);
   ~Postbox() { close(); }
   Postbox(const Postbox&) = delete;
   Postbox& operator=(const Postbox&) = delete;
@@ -49,18 +46,25 @@ class Postbox {
   std::optional<Mailboxes::Envelope> probe(int32_t src, int64_t tag, double timeout_s);
 
   // Waits for the message, which one thread at a time may do, forgets the ticket and returns the
-  // sender; of a sent message, this rank. Throws what Mailboxes::send and recv throw; after
-  // CollTimeout the message is still under way and may be waited for again.
+  // sender; of a sent message, this rank. Throws MismatchError if size or type of what is received
+  // is another one (it stays), TransportError if there is no memory for a message that comes
+  // meanwhile, and whatever Engine::check throws, but what arrived whole before its sender died or
+  // left is still received. After CollTimeout the message is still under way and may be waited for
+  // again.
   uint32_t wait(Ticket ticket, double timeout_s);
+
+  // Waits likewise for a message that is sent. One that has not been received in time is taken
+  // back, and the communicator aborted, as half of it may have been.
+  void finish_send(Ticket ticket, double timeout_s);
 
   // Of a message that is sent: waits a moment for it to leave, and then copies what has not, so
   // that the memory may be changed. Returns whether it has left; then the ticket is forgotten.
   bool leave_behind(Ticket ticket, double patience_s);
   // See Mailboxes::small.
-  bool small(uint64_t nbytes) const { return boxes_->small(nbytes); }
+  bool small(uint64_t nbytes) const { return boxes_.small(nbytes); }
 
-  // Receives at once, as recv and wait do, without waking the thread. A message whose time is over
-  // or that fails is forgotten.
+  // Receives as recv and wait do, without waking the thread. A message whose time is over or that
+  // fails is forgotten.
   uint32_t take(void* data, uint64_t nbytes, uint32_t type, int32_t src, uint32_t tag,
                 double timeout_s);
 
@@ -84,8 +88,11 @@ class Postbox {
   };
 
   Ticket post(Request request);
+  std::optional<Request> take_back(Ticket ticket);
+  std::optional<uint32_t> take_small(const Mailboxes::RecvRequest& request);
   void progress();
   void progress_incoming();
+  void progress_outgoing();
   void finish(Request& request);
   void fail_all(const std::exception_ptr& error);
   void withdraw_all();
@@ -93,9 +100,10 @@ class Postbox {
   bool idle() const { return closing_ || waiters_ > 0 || (outgoing_.empty() && incoming_.empty()); }
   void wake_thread();
   std::string describe(const Request& request) const;
+  std::string late_text(const Request& request, double timeout_s) const;
 
   std::shared_ptr<Engine> engine_;
-  std::shared_ptr<Mailboxes> boxes_;
+  Mailboxes boxes_;
   uint32_t rank_;
   Bell bell_;
   std::mutex mutex_;  // of everything below

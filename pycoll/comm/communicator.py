@@ -37,8 +37,8 @@ class Communicator(
     RaggedCollectives,
     MoreReductions,
     FusedCalls,
-    Messages,
     Objects,
+    Messages,
     Windows,
     GrowingJob,
     Observation,
@@ -185,7 +185,7 @@ class Communicator(
             return lengths, rings(periods, len(lengths))
 
         lengths, wraps = self._session.refusing(checked)
-        return Grid(self.dup()._session, lengths, wraps)
+        return Grid(self.dup(), lengths, wraps)
 
     def shrink(self, *, timeout: float | None = None) -> Communicator:
         """Make a communicator of the ranks that are left, after a failure.

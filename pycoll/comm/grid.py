@@ -13,7 +13,6 @@ from pycoll.comm.other_names import NamesFromElsewhere
 from pycoll.errors import ArgumentError, MismatchError
 from pycoll.runtime.calls.message_ends import is_integer
 from pycoll.runtime.calls.messages import wait_all
-from pycoll.runtime.sessions.session import Session
 
 _A = TypeVar("_A", bound=Any)
 
@@ -30,12 +29,12 @@ class Grid(NamesFromElsewhere):
         coords: Place of this rank, one number for each axis.
     """
 
-    def __init__(self, session: Session, shape: Sequence[int], periods: Sequence[bool]) -> None:
-        """Arrange the ranks of a session, which becomes the grid's own."""
-        self._session = session
+    def __init__(self, comm: Any, shape: Sequence[int], periods: Sequence[bool]) -> None:
+        """Arrange the ranks of a communicator, which becomes the grid's own."""
+        self._comm, self._session = comm, comm._session
         self.shape: tuple[int, ...] = tuple(shape)
         self.periods: tuple[bool, ...] = tuple(periods)
-        self.rank: int = session.rank
+        self.rank: int = self._session.rank
         self.coords: tuple[int, ...] = self.coords_of(self.rank)
 
     def coords_of(self, rank: int) -> tuple[int, ...]:
@@ -196,31 +195,31 @@ class Grid(NamesFromElsewhere):
 
         Messages that do not fit are dropped and added to the failures: ranks stay in step.
         """
-        session, ends = self._session, self.shift(axis)
+        ends = self.shift(axis)
         up, down = 2 * axis, 2 * axis + 1  # tags: both neighbours may be one rank
         coming = [
-            (session.irecv(array, end, tag), end, tag)
+            (self._comm.irecv(array, end, tag), end, tag)
             for end, array, tag in zip(ends, into, (up, down), strict=True)
             if end is not None
         ]
         going = [
-            session.isend(edge, end, tag)
+            self._comm.isend(edge, end, tag)
             for end, edge, tag in zip(ends, edges, (down, up), strict=True)
             if end is not None
         ]
-        until = time.monotonic() + session.limit(timeout)
+        until = time.monotonic() + self._session.limit(timeout)
         for work, end, tag in coming:
             try:
                 work.wait(max(0.0, until - time.monotonic()))
             except MismatchError as error:
-                session.discard(end, tag)
+                self._session.discard(end, tag)
                 failures.append(_of_this_call(error))
         wait_all(going, timeout=max(0.0, until - time.monotonic()))
         return [None if end is None else x for end, x in zip(ends, into, strict=True)]
 
     def close(self) -> None:
         """Leave the grid; not a collective, harmless if repeated."""
-        self._session.close()
+        self._comm.close()
 
     def __repr__(self) -> str:
         shape = " x ".join(map(str, self.shape))

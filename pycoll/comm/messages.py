@@ -9,6 +9,7 @@ import numpy as np
 from pycoll.runtime.arrays.host_arrays import on_device
 from pycoll.runtime.calls import message_ends
 from pycoll.runtime.calls.messages import MessageInfo
+from pycoll.runtime.calls.methods import message
 from pycoll.runtime.calls.work import Work
 from pycoll.runtime.sessions.session import Session
 
@@ -40,6 +41,7 @@ class Messages:
         ends: Session = self._session.device_side(x).messages(stream)
         return ends
 
+    @message
     def send(
         self,
         x: Any,
@@ -52,6 +54,7 @@ class Messages:
         """Send an array to one rank; returns when ``x`` may be changed again."""
         self._ends(x, stream).send(x, dst, tag, timeout)
 
+    @message
     def recv(
         self,
         x: Any,
@@ -71,6 +74,7 @@ class Messages:
         """
         return self._ends(x, stream).recv(x, src, tag, timeout)
 
+    @message
     def isend(self, x: Any, dst: int, tag: int = 0, *, stream: Any = None) -> Work:
         """Send in the background; ``x`` must stay as it is until the `Work` is done.
 
@@ -78,6 +82,7 @@ class Messages:
         """
         return self._ends(x, stream).isend(x, dst, tag)
 
+    @message
     def irecv(self, x: Any, src: int = ANY, tag: int = 0, *, stream: Any = None) -> Work:
         """Receive in the background; `Work.wait` returns the rank that sent the message.
 
@@ -85,6 +90,7 @@ class Messages:
         """
         return self._ends(x, stream).irecv(x, src, tag)
 
+    @message
     def sendrecv(
         self,
         x: Any,

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from pycoll.comm.messages import ANY
+from pycoll.comm.messages import ANY, Messages
 from pycoll.runtime.calls.methods import reports_misuse
 from pycoll.runtime.calls.parts import object_messages, objects
 from pycoll.runtime.calls.work import Work
-from pycoll.runtime.sessions.session import Session
 from pycoll.types import Kind
 
 _T = TypeVar("_T")
 
 
-class Objects:
+class Objects(Messages):
     """The methods of `pycoll.Communicator` for Python objects.
 
     They take what is data: None, bool, int, float, complex, str, bytes, list, tuple, set, frozenset
@@ -27,8 +26,6 @@ class Objects:
     `PeerRejected`. Objects are for settings and small results: for large arrays use the calls on
     arrays, which copy less.
     """
-
-    _session: Session
 
     @reports_misuse
     def broadcast_object(
@@ -76,7 +73,7 @@ class Objects:
         self, x: Any, dst: int, tag: int = 0, *, pickle: bool = False, timeout: float | None = None
     ) -> None:
         """Send an object to one rank, which receives it with `recv_object`; see `send`."""
-        object_messages.send(self._session, x, dst, tag, pickle, timeout)
+        self.send(object_messages.as_bytes(x, pickle), dst, tag, timeout=timeout)
 
     def recv_object(
         self,
@@ -91,7 +88,7 @@ class Objects:
 
     def isend_object(self, x: Any, dst: int, tag: int = 0, *, pickle: bool = False) -> Work:
         """Send an object in the background, as it is now; see `isend`."""
-        return object_messages.isend(self._session, x, dst, tag, pickle)
+        return self.isend(object_messages.as_bytes(x, pickle), dst, tag)
 
     def irecv_object(self, src: int = ANY, tag: int = 0, *, pickle: bool = False) -> Work:
         """Receive an object in the background: `Work.wait` returns it.

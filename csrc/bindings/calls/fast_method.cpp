@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <array>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "bindings/calls/fast_path.h"
+#include "bindings/calls/message_calls.h"
 
 namespace py = pybind11;
 namespace pycoll {
@@ -19,6 +21,9 @@ struct Signature {
   std::array<int, kArgs> positional{};
   Py_ssize_t positional_count = 0;
   bool in_place = false;  // without `out`, the result takes the place of `x`
+  // Of a message: what it is, and the Python function that serves what is not usual.
+  std::optional<MessageCall> message;
+  py::object function;
 };
 
 struct Method {
@@ -94,6 +99,17 @@ void spread(const Signature& signature, PyObject* const* args, Py_ssize_t nargs,
   }
 }
 
+// Does the same, and tells whether the arguments fit.
+bool fits(const Signature& signature, PyObject* const* args, Py_ssize_t nargs, PyObject* keywords,
+          PyObject** all) {
+  try {
+    spread(signature, args, nargs, keywords, all);
+    return true;
+  } catch (const py::type_error&) {
+    return false;
+  }
+}
+
 // The qualified name, which functools.update_wrapper has set, and "() ".
 std::string called(PyObject* self) {
   PyObject* dict = reinterpret_cast<Method*>(self)->dict;
@@ -118,6 +134,25 @@ PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* k
   });
 }
 
+PyObject* call_message_or_python(PyObject* self, PyObject* const* args, size_t nargsf,
+                                 PyObject* keywords) {
+  return guarded([&]() -> PyObject* {
+    const Signature& signature = *reinterpret_cast<Method*>(self)->signature;
+    const Py_ssize_t nargs = PyVectorcall_NARGS(nargsf);
+    const bool open = nargs > 0 && PyObject_TypeCheck(args[0], caller_type) &&
+                      reinterpret_cast<Caller*>(args[0])->fast != nullptr;
+    PyObject* all[kArgs];
+    if (open && fits(signature, args + 1, nargs - 1, keywords, all)) {
+      PyObject* const result =
+          call_message(fast_of(args[0]).ptr(), args[0], *signature.message, all);
+      if (result != Py_NotImplemented) return result;
+      Py_DECREF(result);
+    }
+    return PyObject_Vectorcall(signature.function.ptr(), args, static_cast<size_t>(nargs),
+                               keywords);
+  });
+}
+
 PyObject* get(PyObject* self, PyObject* object, PyObject*) {
   if (object != nullptr && object != Py_None) return PyMethod_New(self, object);
   return Py_NewRef(self);
@@ -126,30 +161,36 @@ PyObject* get(PyObject* self, PyObject* object, PyObject*) {
 PyObject* create_method(PyTypeObject* type, PyObject* args, PyObject*) {
   return guarded([&]() -> PyObject* {
     const auto given = py::reinterpret_borrow<py::tuple>(args);
-    if (given.size() != 5) {
-      throw py::type_error("Method takes kind, names, positional, defaults, in_place");
+    if (given.size() != 6) {
+      throw py::type_error("Method takes kind, names, positional, defaults, in_place, function");
     }
     auto signature = std::make_unique<Signature>();
     const auto names = given[1].cast<py::tuple>();
     const auto positional = given[2].cast<py::tuple>();
     const auto defaults = given[3].cast<py::tuple>();
-    if (names.size() != kArgs || defaults.size() != kArgs || positional.size() > kArgs) {
+    const size_t count = names.size();
+    if (count > kArgs || defaults.size() != count || positional.size() > count) {
       throw py::type_error("Method: names and defaults have one entry per argument");
     }
-    for (int i = 0; i < kArgs; ++i) {
+    signature->defaults.fill(py::none());
+    for (size_t i = 0; i < count; ++i) {
       if (!names[i].is_none()) signature->names[i] = names[i];
       const bool required = !names[i].is_none() && defaults[i].is(names[i]);
-      if (!required) signature->defaults[i] = defaults[i];
+      signature->defaults[i] = required ? py::object() : py::object(defaults[i]);
     }
     signature->defaults[kKind] = given[0];
     signature->in_place = given[4].cast<bool>();
+    if (!given[5].is_none()) {
+      signature->message = static_cast<MessageCall>(given[0].cast<int>());
+      signature->function = given[5];
+    }
     signature->positional_count = static_cast<Py_ssize_t>(positional.size());
     for (size_t i = 0; i < positional.size(); ++i) {
       signature->positional[i] = positional[i].cast<int>();
     }
     auto* self = reinterpret_cast<Method*>(type->tp_alloc(type, 0));
     if (self == nullptr) throw py::error_already_set();
-    self->vectorcall = call;
+    self->vectorcall = signature->message ? call_message_or_python : call;
     self->signature = signature.release();
     return reinterpret_cast<PyObject*>(self);
   });

@@ -67,6 +67,7 @@ PyObject* forget(PyObject* self, PyObject*) {
     let_go(state, state.mpi);
     let_go(state, state.two);
     state.heap.reset();
+    state.messages = {};
     Py_RETURN_NONE;
   });
 }
@@ -157,6 +158,8 @@ void add_fastcall(py::module_& m) {
        METH_FASTCALL, "Serve calls like this one on the hot path."},
       {"on_bytes", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(run_on_bytes)),
        METH_FASTCALL, "Run a call on bytes; return those that it gives."},
+      {"use_messages", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(use_messages)),
+       METH_FASTCALL, "Serve messages of plain arrays without Python code."},
       {"remember_sized",
        reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(remember_sized)), METH_FASTCALL,
        "Serve v-variants like this one without Python code."},

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "bindings/calls/arguments.h"
+#include "bindings/calls/message_calls.h"
 #include "bindings/calls/python_frame.h"
 #include "engine/engine.h"
 #include "transports/two_level.h"
@@ -66,6 +67,7 @@ struct FastcallState {
   std::shared_ptr<MessageEngine> mpi;   // instead of `engine`
   std::shared_ptr<TwoLevelEngine> two;  // likewise
   std::shared_ptr<Heap> heap;
+  MessagePath messages;
   pybind11::object number, boolean;  // numpy.number and numpy.bool_
   // Weak references to bound methods.
   pybind11::object slow, site, fail, queued, misused, interrupted;

@@ -268,7 +268,8 @@ uint32_t MessagePostbox::wait(Ticket ticket, double timeout_s) {
     if (item->incoming) {
       throw_nothing_came(engine_->link().rank(), item->peer, item->tag, timeout_s);
     }
-    throw_error("CollTimeout", describe(*item), ": not done within ", timeout_s, " s");
+    throw_error("CollTimeout", describe(*item), ": rank ", item->peer,
+                " has not received it within ", timeout_s, " s");
   }
   const std::lock_guard lock(engine_->mutex());
   const std::exception_ptr error = item->error;
@@ -280,26 +281,26 @@ uint32_t MessagePostbox::wait(Ticket ticket, double timeout_s) {
 
 void MessagePostbox::send(const void* data, uint64_t nbytes, uint32_t type, uint32_t dst,
                           uint32_t tag, double timeout_s) {
-  const uint32_t rank = engine_->link().rank();
-  const Use use(user_, rank);
   const Ticket ticket = send(data, nbytes, type, dst, tag);
-  if (ticket == 0) return;
+  if (ticket != 0) finish_send(ticket, timeout_s);
+}
+
+void MessagePostbox::finish_send(Ticket ticket, double timeout_s) {
+  std::string text;
   try {
     wait(ticket, timeout_s);
     return;
   } catch (const Error& error) {
     ++given_up_;
     if (std::strcmp(error.kind(), "CollTimeout") != 0 || engine_->failed()) throw;
+    text = error.what();
   }
   engine_->abort("a send was not received in time");
-  throw_error("CollTimeout", message_text(false, rank, static_cast<int32_t>(dst), tag, nbytes),
-              ": rank ", dst, " has not received it within ", timeout_s,
-              " s. The communicator was aborted");
+  throw_error("CollTimeout", text, ". The communicator was aborted");
 }
 
 uint32_t MessagePostbox::recv(void* data, uint64_t nbytes, uint32_t type, int32_t src, uint32_t tag,
                               double timeout_s) {
-  const Use use(user_, engine_->link().rank());
   const Ticket ticket = recv(data, nbytes, type, src, tag);
   try {
     return wait(ticket, timeout_s);

@@ -1,5 +1,4 @@
-// Tagged messages between two ranks, over messages; see mailbox.h and postbox.h for what they
-// promise.
+// Tagged messages between two ranks, over messages; see postbox.h for what they promise.
 //
 // A small message travels eagerly. A large one is announced by a header and follows as payload, in
 // the order of the announcements. Whoever waits receives whatever else has been announced into
@@ -15,7 +14,6 @@
 #include <unordered_map>
 #include <vector>
 
-#include "base/one_thread.h"
 #include "transports/messages/message_engine.h"
 
 namespace pycoll {
@@ -46,9 +44,10 @@ class MessagePostbox {
   void forget(Ticket ticket);
   std::optional<Envelope> probe(int32_t src, int64_t tag, double timeout_s);
   uint32_t wait(Ticket ticket, double timeout_s);
+  void finish_send(Ticket ticket, double timeout_s);
   void close();
 
-  // See Mailboxes. One thread at a time (ConcurrentUseError otherwise).
+  // Send and finish_send, and receive and wait.
   void send(const void* data, uint64_t nbytes, uint32_t type, uint32_t dst, uint32_t tag,
             double timeout_s);
   uint32_t recv(void* data, uint64_t nbytes, uint32_t type, int32_t src, uint32_t tag,
@@ -90,7 +89,6 @@ class MessagePostbox {
   std::string describe(const Item& item) const;
 
   std::shared_ptr<MessageEngine> engine_;
-  User user_{0};  // the thread that is in a send or recv that waits
   std::atomic<uint64_t> given_up_{0};
   // Of everything below: the engine's mutex.
   std::unordered_map<Ticket, Item> items_;

@@ -19,7 +19,7 @@ class MessageEnds:
     """What refuses ranks and tags that do not exist."""
 
     world_size: int
-    boxes: Any  # raises CommClosed
+    postbox: Any  # raises CommClosed
 
     def check_end(self, dst: int, tag: int) -> None:
         """Refuse a rank or a tag that cannot be sent to."""
@@ -28,7 +28,7 @@ class MessageEnds:
 
     def check_source(self, src: int, tag: int) -> None:
         """Refuse a rank or a tag that nothing can come from."""
-        _ = self.boxes()  # raises CommClosed
+        _ = self.postbox()  # raises CommClosed
         self._source(src)
         if tag != ANY:
             self._tag(tag)

@@ -30,15 +30,18 @@ class MessageWork(Work):
         sends: Whether this rank sends it.
     """
 
+    # Of a message that had been sent before `isend` returned. The extension makes these objects
+    # without `__init__`, too.
+    sends = True
+    _ended = True
     _error: CollError | None = None
     _source: int | None = None
 
     def __init__(self, session: Any, ticket: int, memory: Any, sends: bool) -> None:
         """Hold on to a message in the postbox; ticket 0 stands for one that has been sent."""
-        self._ended = ticket == 0
-        if not self._ended:
+        if ticket:
             self._session, self._ticket, self._memory = session, ticket, memory
-            self.sends = sends
+            self.sends, self._ended = sends, False
             session.under_way.add(self)
 
     def done(self) -> bool:
@@ -69,19 +72,26 @@ class MessageWork(Work):
             session = self._session
             try:
                 limit = session.config.timeout_s if limit is None else limit
-                source = session.awaited(self._ticket, limit)
+                source = session.postbox().wait(self._ticket, limit)
                 self._source = None if self.sends else source
-            except (CollTimeout, ConcurrentUseError):
-                raise
-            except CollError as error:
-                self._error = error
-                if self.sends:
-                    session.abandon(self._memory)
+            except BaseException as error:
+                self._fail(error)
             self._ended, self._memory = True, None
             session.under_way.discard(self)
         if self._error is not None:
             raise self._error
         return self._source
+
+    def _fail(self, error: BaseException) -> None:
+        """Keep what the message has ended with; raise what has ended only this wait."""
+        try:
+            self._session.message_failed(error, None, False)
+        except (CollTimeout, ConcurrentUseError):
+            raise
+        except CollError as failure:
+            self._error = failure
+            if self.sends:
+                self._session.abandon(self._memory)
 
     def forget(self) -> None:
         """Stop receiving: the array may be changed, and the message is kept for another call."""

@@ -98,9 +98,46 @@ def collective(kind: Kind, *, in_place: bool = False) -> Callable[[_F], _F]:
             name if default is inspect.Parameter.empty else default
             for name, default in (_DEFAULTS | given).items()
         )
-        method = _C.Method(kind, names, positional, defaults, in_place)
-        functools.update_wrapper(method, function)
-        method.__qualname__ = f"Communicator.{function.__name__}"  # the class that users know
-        return method
+        method = _C.Method(kind, names, positional, defaults, in_place, None)
+        return _named_like(method, function)
 
     return decorate
+
+
+_MESSAGES = ("send", "recv", "isend", "irecv", "sendrecv")  # as MessageCall has them
+_PARTS = {
+    **{"message": None, "x": None, "out": None, "dst": None, "src": None, "tag": 0},
+    **{"recv_tag": None, "timeout": None, "stream": None},
+}
+"""Of all arguments of messages, in the order in which the engine has them, as MessageArg."""
+
+
+def message(function: _F) -> _F:
+    """Make a method send or receive plain arrays without Python code.
+
+    A call that is not usual goes to the function decorated: of another array or dtype, of
+    ``pycoll.ANY`` as a tag, or with arguments that are wrong.
+    """
+    parameters = list(inspect.signature(function).parameters.values())[1:]
+    into = function.__name__ in ("recv", "irecv")  # their ``x`` is what others call ``out``
+    called = {"out" if p.name == "x" and into else p.name: p for p in parameters}
+    names = tuple(called[name].name if name in called else None for name in _PARTS)
+    place = list(_PARTS).index
+    by_place = (name for name, p in called.items() if p.kind is p.POSITIONAL_OR_KEYWORD)
+    defaults = tuple(
+        default if name not in called else _default(called[name])
+        for name, default in _PARTS.items()
+    )
+    number, positional = _MESSAGES.index(function.__name__), tuple(map(place, by_place))
+    method = _C.Method(number, names, positional, defaults, False, function)
+    return _named_like(method, function)
+
+
+def _default(parameter: inspect.Parameter) -> Any:
+    """Return a default; the name stands for none."""
+    return parameter.name if parameter.default is parameter.empty else parameter.default
+
+
+def _named_like(method: Any, function: Callable[..., Any]) -> Any:
+    function.__qualname__ = f"Communicator.{function.__name__}"  # the class that users know
+    return functools.update_wrapper(method, function)

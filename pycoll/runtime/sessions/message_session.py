@@ -170,7 +170,7 @@ class MpiSession(Session):
 
     def abandon(self, memory: Any) -> None:
         """Keep the memory of a message if it was given up while it was being sent."""
-        mail = self._mailboxes
+        mail = self._postbox
         if mail is None or mail.given_up > self._given_up:
             self._given_up += 1
             _C.never_free(memory)

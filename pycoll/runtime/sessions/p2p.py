@@ -39,49 +39,35 @@ class TaggedMessages(MessageEnds):
     under_way: set[Any]  # messages that have not ended, which keep their arrays
     _ahead: deque[MessageWork]  # messages that wait for room, and whose senders do not
     object_receives: MutableMapping[int, Any]  # that have not ended, in the order of the calls
+    fast: Any  # serves messages of plain arrays, see `Messages`
     _engine: Any
-    _mailboxes: Any
-    _postbox: Any = None  # instead of the mailboxes, once a message was sent in the background
-    _quick: Any = None  # the same, if ranks share memory: takes what is usual without checks here
+    _postbox: Any = None
+
+    def _open_postbox(self, postbox: Any) -> None:
+        self._postbox = postbox
+        self.fast.use_messages(postbox, _CODES, MessageWork, self.config.timeout_s)
 
     def send(self, x: Any, dst: int, tag: int, timeout: float | None) -> None:
         """See `pycoll.Communicator.send`."""
-        limit = self.config.timeout_s if timeout is None else self._limit(timeout)
-        ticket, patience = None, _PATIENCE_S
-        try:
-            if self._postbox is None:
-                put = self._mailboxes.put(x, _CODES, dst, tag, limit)
-                if put:
-                    return
-                if put is False:  # it has waited
-                    self.postbox()
-                    patience = 0.0
-            if self._quick is not None:
-                ticket = self._quick.post(x, _CODES, dst, tag)
-        except BaseException as error:
-            self._message_failed(error, x)
-        if ticket is None:
-            x, *message = self._to_send(x, dst, tag)
-            self.deliver(x, message, limit)
-        elif ticket:
-            self._leave_behind(ticket, x, limit, patience)
+        limit = self.limit(timeout)
+        x, *message = self._to_send(x, dst, tag)
+        if ticket := self._post(message):
+            self.leave_behind(ticket, x, limit)
 
     def recv(self, x: Any, src: int, tag: int, timeout: float | None) -> int:
         """See `pycoll.Communicator.recv`."""
+        limit, box = self.limit(timeout), self.postbox()
         try:
-            return self._recv(x, src, tag, timeout)
+            target = self._to_receive(x, src, 0 if tag == ANY else tag)
+            if tag == ANY:
+                src, tag, _ = self.probe(src, tag, limit)
+                target = self._to_receive(x, src, tag)
+            return self.messaging(box.recv, *target, limit)
         except (CollTimeout, PeerLeft) as error:
-            with contextlib.suppress(CollError):
-                if other := self.look(ANY, ANY, 0.0):
-                    error.args = (
-                        f"{error}; a message of rank {other.src} waits, with tag {other.tag} and "
-                        f"{other.nbytes} bytes (tag=pycoll.ANY takes any)",
-                    )
+            self._name_what_waits(error)
             raise
 
-    def _leave_behind(
-        self, ticket: int, x: Any, limit: float, patience: float = _PATIENCE_S
-    ) -> None:
+    def leave_behind(self, ticket: int, x: Any, limit: float) -> None:
         """Wait for a message that is sent, or let a small one wait for room in memory of its own.
 
         So the peer may be in any call, and receive it later.
@@ -89,51 +75,21 @@ class TaggedMessages(MessageEnds):
         ahead = self._ahead
         while ahead and ahead[0].done():
             ahead.popleft()
-        if x.nbytes <= _SMALL and len(ahead) < _MOST_AHEAD and self._quick.small(x.nbytes):
-            try:
-                left = self._quick.leave_behind(ticket, 0.0 if ahead else patience)
-            except BaseException as error:
-                self._message_failed(error, x)
-            if not left:
+        runs_ahead = isinstance(self._postbox, _C.Postbox) and self._postbox.small(x.nbytes)
+        if runs_ahead and x.nbytes <= _SMALL and len(ahead) < _MOST_AHEAD:
+            patience = 0.0 if ahead else _PATIENCE_S
+            if not self.messaging(self._postbox.leave_behind, ticket, patience):
                 ahead.append(MessageWork(self, ticket, None, True))
             return
-        self._wait_or_abort(MessageWork(self, ticket, x, True), limit)
-
-    def _recv(self, x: Any, src: int, tag: int, timeout: float | None) -> int:
-        limit = self.config.timeout_s if timeout is None else self._limit(timeout)
-        if self._quick is not None or self._postbox is None:
-            try:
-                source = (self._quick or self._mailboxes).take(x, _CODES, src, tag, limit)
-            except BaseException as error:
-                self._message_failed(error)
-            if source is not None:
-                return source
-        if tag == ANY:
-            self._to_receive(x, src, 0)
-            src, tag, _ = self.probe(src, tag, limit)
-        return self.take(x, self._to_receive(x, src, tag), limit)
+        self._finish_send(ticket, x, limit)
 
     def isend(self, x: Any, dst: int, tag: int) -> MessageWork:
         """See `pycoll.Communicator.isend`."""
-        if self._quick is not None:
-            try:
-                ticket = self._quick.post(x, _CODES, dst, tag)
-            except BaseException as error:
-                self._message_failed(error)
-            if ticket is not None:
-                return MessageWork(self, ticket, x, True)
         x, *message = self._to_send(x, dst, tag)
-        return self._sent(x, message)
+        return MessageWork(self, self._post(message), x, True)
 
     def irecv(self, x: Any, src: int, tag: int) -> MessageWork:
         """See `pycoll.Communicator.irecv`."""
-        if self._quick is not None:
-            try:
-                ticket = self._quick.expect(x, _CODES, src, tag)
-            except BaseException as error:
-                self._message_failed(error)
-            if ticket is not None:
-                return MessageWork(self, ticket, x, False)
         return self._received(x, self._to_receive(x, src, tag))
 
     def sendrecv(
@@ -148,17 +104,7 @@ class TaggedMessages(MessageEnds):
         """See `pycoll.Communicator.sendrecv`."""
         if dst is None or src is None:
             return one_way(self, x, dst, out, src, tags, timeout)
-        limit = self._limit(timeout)
-        if self._postbox is None:
-            self.postbox()
-        if self._quick is not None:
-            try:
-                found = self._quick.exchange(x, out, _CODES, dst, src, *tags, limit)
-            except BaseException as error:
-                self._message_failed(error)
-            if found is not None:
-                source, coming, going = found
-                return self._finish_exchange(coming, going, x, limit) if going else source
+        limit = self.limit(timeout)
         x, *message = self._to_send(x, dst, tags[0])
         coming = self._to_receive(out, src, tags[1])
         if _C.address(x) == coming[0]:
@@ -166,21 +112,22 @@ class TaggedMessages(MessageEnds):
             message[0] = _C.address(x)
         received = self._received(out, coming)
         try:
-            self._wait_or_abort(self._sent(x, message), limit)
+            if ticket := self._post(message):
+                self._finish_send(ticket, x, limit)
             return received.wait(limit)
         except BaseException:  # the caller may change `out` then
             if self._engine is not None:
                 received.forget()
             raise
 
-    def _finish_exchange(self, coming: int, going: int, x: Any, limit: float) -> int:
+    def finish_exchange(self, coming: int, going: int, x: Any, limit: float) -> int:
         """Wait for two messages in the postbox; return who sent the one that comes."""
         try:
-            self._wait_or_abort(MessageWork(self, going, x, True), limit)
-            return self.awaited(coming, limit)
+            self._finish_send(going, x, limit)
+            return MessageWork(self, coming, None, False).wait(limit)
         except BaseException:  # the caller may change the array then
-            if self._quick is not None:
-                self._quick.forget(coming)
+            if self._postbox is not None:
+                self._postbox.forget(coming)
             raise
 
     def probe(self, src: int, tag: int, limit: float) -> MessageInfo:
@@ -205,75 +152,49 @@ class TaggedMessages(MessageEnds):
         if found is not None:
             source, tag, code, nbytes = found
             data = np.empty(nbytes, np.uint8)
-            self.take(data, (_C.address(data), nbytes, code, source, tag), limit)
-
-    def deliver(self, x: Any, message: Sequence[int], limit: float) -> None:
-        """Send a message: address, bytes, type, rank and tag."""
-        if self._quick is not None:
-            ticket = self.messaging(self._quick.send, *message)
-            return self._leave_behind(ticket, x, limit) if ticket else None
-        if self._postbox is not None:
-            return self._wait_or_abort(self._sent(x, message), limit)
-        boxes, put = self.boxes(), None
-        try:
-            if type(x) is np.ndarray and _CODES.get(x.dtype) == message[2]:  # no stand-in
-                put = self.messaging(boxes.put, x, _CODES, *message[3:], limit)
-            elif isinstance(boxes, _C.Mailboxes) and message[1] <= _SMALL:
-                put = False  # the quick way is not for its type
-            if put is None:
-                self.messaging(boxes.send, *message, limit)
-        except BaseException:
-            self.abandon(x)
-            raise
-        if put is False:
-            self.postbox()
-            self.deliver(x, message, limit)
-
-    def take(self, x: Any, message: Sequence[int], limit: float) -> int:
-        """Receive a message, likewise; return the sender."""
-        if self._postbox is None:
-            return self.messaging(self.boxes().recv, *message, limit)
-        work = self._received(x, message)
-        try:
-            return work.wait(limit)
-        except CollTimeout:
-            work.forget()
-            raise
-
-    def awaited(self, ticket: int, limit: float) -> int:
-        """Wait for a message in the postbox; return the sender of one that comes."""
-        box = self.postbox() if self._quick is None else self._quick
-        try:
-            source: int = box.wait(ticket, limit)
-        except BaseException as error:
-            self._message_failed(error)
-        return source
+            message = _C.address(data), nbytes, code, source, tag
+            self.messaging(self.postbox().recv, *message, limit)
 
     def messaging(self, function: Any, *args: Any) -> Any:
         """Call what moves messages, and turn its failures into pycoll's exceptions."""
         return self.guard(function, *args)
 
-    def _message_failed(self, error: BaseException, sent: Any = None) -> NoReturn:
+    def message_failed(self, error: BaseException, sent: Any, receives: bool) -> NoReturn:
         """Raise what a message that has failed raises."""
         if sent is not None:
             self.abandon(sent)
-        _ = self.boxes()  # raises CommClosed
-        if isinstance(error, _C.EngineError):
-            self.messaging(_fail, *error.args)
-        self.messaging(_raise, error)
+        _ = self.postbox()  # raises CommClosed
+        try:
+            if isinstance(error, _C.EngineError):
+                self.messaging(_fail, *error.args)
+            self.messaging(_raise, error)
+        except (CollTimeout, PeerLeft) as failure:
+            if receives:
+                self._name_what_waits(failure)
+            raise
         raise error
+
+    def _name_what_waits(self, error: BaseException) -> None:
+        """Say in the error of a receive which message is there instead."""
+        with contextlib.suppress(CollError):
+            if other := self.look(ANY, ANY, 0.0):
+                error.args = (
+                    f"{error}; a message of rank {other.src} waits, with tag {other.tag} and "
+                    f"{other.nbytes} bytes (tag=pycoll.ANY takes any)",
+                )
 
     def limit(self, timeout: float | None) -> float:
         """Return the seconds that a call may take."""
         return self._limit(timeout)
 
     def postbox(self) -> Any:
-        """Return what moves messages in the background; from the first use on it moves all."""
-        if self._postbox is None or self._engine is None:
-            boxes = self.boxes()
-            if isinstance(boxes, _C.Mailboxes):
-                boxes = self._quick = self.guard(_C.Postbox, self._engine, boxes)
-            self._postbox = boxes
+        """Return what moves messages.
+
+        Raises:
+            CommClosed: If there is none any more.
+        """
+        if self._engine is None:
+            raise CommClosed(self.closed_because)
         return self._postbox
 
     def finish_sends(self, limit_s: float) -> CollError | None:
@@ -300,7 +221,6 @@ class TaggedMessages(MessageEnds):
 
     def close_postbox(self) -> None:
         """End all messages that are under way."""
-        self._quick = None
         if self._postbox is not None:
             self._postbox.close()
             for work in self.under_way:
@@ -331,28 +251,23 @@ class TaggedMessages(MessageEnds):
             _remember(x, code)
         return *plain, code, self._source(src), self._tag(tag)
 
-    def _sent(self, x: Any, message: Sequence[int]) -> MessageWork:
-        return MessageWork(self, self.messaging(self.postbox().send, *message), x, True)
+    def _post(self, message: Sequence[int]) -> int:
+        ticket: int = self.messaging(self.postbox().send, *message)
+        return ticket
 
     def _received(self, x: Any, message: Sequence[int]) -> MessageWork:
         return MessageWork(self, self.messaging(self.postbox().recv, *message), x, False)
 
-    def _wait_or_abort(self, work: MessageWork, limit: float) -> None:
-        """Wait for a message that was sent; half of it may have arrived if the time is over."""
+    def _finish_send(self, ticket: int, x: Any, limit: float) -> None:
+        """Wait for a message that is sent; half of it may have arrived if the time is over."""
         try:
-            work.wait(limit)
-        except CollTimeout:
-            self.abort("a send was not received in time")
+            self.messaging(self._postbox.finish_send, ticket, limit)
+        except BaseException:
+            self.abandon(x)
             raise
 
     def abandon(self, memory: Any) -> None:
         """Do nothing: in shared memory, who gives up sending takes back what he has offered."""
-
-    def boxes(self) -> _C.Mailboxes:
-        """Return the mailboxes; see `engine`."""
-        if self._engine is None:
-            raise CommClosed(self.closed_because)
-        return self._mailboxes
 
 
 def _fail(kind: str, text: str) -> NoReturn:

@@ -74,8 +74,8 @@ class Session(QueuedCalls, TaggedMessages):
         plans = PlanCache(engine, rank, world_size, single_copy=reads)
         caller = Caller(plans, memory, by_size=config.symmetric == "numpy")
         self.offers: _C.Offers = _C.Offers.WANTED if reads and not threads else _C.Offers.NEVER
-        boxes = _C.Mailboxes(engine, offers=self.offers)
-        self._open(rank, world_size, config, engine, boxes, caller)
+        postbox = _C.Postbox(engine, self.offers)
+        self._open(rank, world_size, config, engine, postbox, caller)
 
     fast: _C.Fastcall | None = None  # calls that are remembered; none where `_open` is interrupted
     _at_exit: Any = None
@@ -98,7 +98,7 @@ class Session(QueuedCalls, TaggedMessages):
     open_device: Any = staticmethod(_no_devices)  # a communicator puts there what makes it
 
     def _open(
-        self, rank: int, world_size: int, config: Config, engine: Any, boxes: Any, caller: Caller
+        self, rank: int, world_size: int, config: Config, engine: Any, postbox: Any, caller: Caller
     ) -> None:
         self.rank = rank
         self.world_size = world_size
@@ -112,13 +112,14 @@ class Session(QueuedCalls, TaggedMessages):
         self.users: weakref.WeakSet[Any] = weakref.WeakSet()  # that have not closed it
         # What calls of several parts keep for the next like them.
         self.kept: dict[tuple[Any, ...], Any] = {}
-        self._engine, self._mailboxes, self._caller = engine, boxes, caller
+        self._engine, self._caller = engine, caller
         self.runner: Any = self._runner()
         self.sites: CallSites | None = CallSites(self.runner.site, self.internal)
         hooks = self.call, self.site, self._fail, self._queued, self.misused, self._interrupted
         self.fast = _C.Fastcall(
             self.runner, self.memory.heap, *map(Hook, hooks), self._in_flight, QueuedCall
         )
+        self._open_postbox(postbox)
         self._at_exit = functools.partial(leave_at_exit, weakref.ref(self))
         atexit.register(self._at_exit)
 
@@ -370,7 +371,7 @@ class Session(QueuedCalls, TaggedMessages):
                 self.device.free()
             if self.fast is not None:
                 self.fast.forget()
-            self._caller = self._engine = self._mailboxes = self._postbox = None
+            self._caller = self._engine = self._postbox = None
             self.control = self.sites = self.runner = None
             atexit.unregister(self._at_exit)
             self.kept.clear()

@@ -105,6 +105,5 @@ def end_use(session: Session, user: object) -> Session:
                 joined().forget(session)
         return session
     closed = copy.copy(session)
-    closed._caller = closed._engine = closed._mailboxes = None  # as in its close
-    closed._postbox = closed._quick = None
+    closed._caller = closed._engine = closed._postbox = None  # as in its close
     return closed

@@ -64,7 +64,7 @@ def test_shifts(run):
 
 @pytest.mark.parametrize(
     ("x", "part"),
-    [(np.ones((3, 2))[:, 0], "_sent"), (np.ones(1 << 18), "_wait_or_abort")],
+    [(np.ones((3, 2))[:, 0], "_post"), (np.ones(1 << 18), "_finish_send")],
     ids=["scattered", "large"],
 )
 def test_a_failed_send_ends_the_receive(run, x, part):
@@ -76,6 +76,7 @@ def test_a_failed_send_ends_the_receive(run, x, part):
             comm.send(np.full(3, 7.0), 0)
             if x.size > 3:  # it is on its way
                 comm.recv(np.empty_like(x), 0)
+            comm.barrier()
             return True
 
         def fails(*_):
@@ -89,6 +90,7 @@ def test_a_failed_send_ends_the_receive(run, x, part):
         setattr(comm._session, part, send)
         comm.barrier()
         comm.recv(later, 1, timeout=20)
+        comm.barrier()
         return out.tolist() == [0] * 3 and later.tolist() == [7] * 3
 
     assert all(run(2, ranks))

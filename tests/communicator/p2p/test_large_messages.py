@@ -32,7 +32,7 @@ def run(n, rank, *args, way="once", **kwargs):
     def with_way(comm, *args):
         if way == "once":
             engine = comm._session.engine
-            comm._session._mailboxes = _C.Mailboxes(engine, offers=_C.Offers.ALWAYS)
+            comm._session._open_postbox(_C.Postbox(engine, offers=_C.Offers.ALWAYS))
         return rank(comm, *args)
 
     config = Config(timeout_s=10, single_copy="off" if way == "off" else "auto")

@@ -83,7 +83,7 @@ def test_there_is_an_end_to_it(monkeypatch):
             try:
                 comm.send(np.full(3, sent), 1, timeout=0.5)
             except CollTimeout as error:
-                return 50 <= sent < 60 and "not done within 0.5 s" in str(error)
+                return 50 <= sent < 60 and "taken within 0.5 s" in str(error)
         return False
 
     assert run_processes(2, ranks) == [True, True]

@@ -25,7 +25,7 @@ struct Scenario {
   Event event;
   uint32_t culprit, second, calls, at_call;
   bool messages;
-  bool postbox, offers, background, registered;
+  bool posted, offers, background, registered;
   bool split;  // all but the culprit have a part of their own, in which `second` waits for them
   uint64_t start_iteration;
   std::vector<uint32_t> shapes, counts;
@@ -165,24 +165,26 @@ struct Player : Caller {
   }
 
   // Everybody sends to the right and receives from the left.
-  void exchange(Mailboxes& boxes, Postbox* postbox, uint32_t call) {
+  void exchange(Postbox& postbox, uint32_t call) {
     const uint32_t n = scenario.n, right = (rank + 1) % n, left = (rank + n - 1) % n;
     const size_t count =
         std::min<size_t>(kMostElements, scenario.counts[call] * (call % 2 == 0 ? 1 : 10));
     fill(in, call, 0, count);
-    if (postbox != nullptr) {
-      const Postbox::Ticket coming = postbox->recv(out, count * 8, 1, int32_t(left), call);
+    const auto send = [&] {
+      const Postbox::Ticket going = postbox.send(in, count * 8, 1, right, call);
+      if (going != 0) postbox.finish_send(going, kTimeout);
+    };
+    if (scenario.posted) {
+      const Postbox::Ticket coming = postbox.recv(out, count * 8, 1, int32_t(left), call);
       try {
-        const Postbox::Ticket going = postbox->send(in, count * 8, 1, right, call);
-        if (going != 0) postbox->wait(going, kTimeout);
-        postbox->wait(coming, kTimeout);
+        send();
+        postbox.wait(coming, kTimeout);
       } catch (const Error&) {
-        postbox->forget(coming);
+        postbox.forget(coming);
         throw;
       }
     } else {
-      const auto send = [&] { boxes.send(in, count * 8, 1, right, call, kTimeout); };
-      const auto receive = [&] { boxes.recv(out, count * 8, 1, int32_t(left), call, kTimeout); };
+      const auto receive = [&] { postbox.take(out, count * 8, 1, int32_t(left), call, kTimeout); };
       if (rank % 2 == 0) send();
       receive();
       if (rank % 2 != 0) send();
@@ -218,10 +220,7 @@ struct Player : Caller {
     }
     Engine engine(control, heap, rank, {.timeout_s = kTimeout});
     const std::shared_ptr<Engine> shared(&engine, [](Engine*) {});
-    const auto boxes =
-        std::make_shared<Mailboxes>(shared, scenario.offers ? Offers::kAlways : Offers::kNever);
-    std::optional<Postbox> postbox;
-    if (scenario.postbox) postbox.emplace(shared, boxes);
+    Postbox postbox(shared, scenario.offers ? Offers::kAlways : Offers::kNever);
     for (uint32_t call = 0; call < scenario.calls; ++call) {
       if (errs(Event::kAbort, call)) engine.abort("enough");
       if (errs(Event::kLeave, call, Event::kLeaveAndAbort)) return engine.leave("it goes");
@@ -238,7 +237,7 @@ struct Player : Caller {
       try {
         if (scenario.messages && call % 3 == 1) {
           end.collective = false;
-          exchange(*boxes, postbox ? &*postbox : nullptr, call);
+          exchange(postbox, call);
         } else {
           collective(engine, call);
         }
@@ -256,7 +255,7 @@ struct Player : Caller {
       }
       if (!end.kind.empty() && end.kind != "PeerRejected") break;
     }
-    if (postbox) postbox->close();
+    postbox.close();
     const bool lost = !ended.empty() && ended.back().kind == "PeerLost";
     const bool waits = !lost && scenario.split && rank == scenario.second;
     if (waits) wait_in_part();

@@ -28,7 +28,7 @@ Scenario make(std::mt19937_64& random, uint64_t seed) {
   s.at_call = uint32_t(random() % s.calls);
   s.messages = random() % 3 == 0;
   const bool direct = random() % 4 == 0;  // all of them
-  s.postbox = s.messages && random() % 2 == 0;
+  s.posted = s.messages && random() % 2 == 0;
   s.offers = random() % 2 == 0;
   s.background = random() % 4 == 0;
   s.registered = random() % 8 == 0;

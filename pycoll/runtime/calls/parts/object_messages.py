@@ -19,14 +19,9 @@ from pycoll.runtime.sessions.session import Session
 _NUMBERS = itertools.count()
 
 
-def send(session: Session, x: Any, dst: int, tag: int, pickle: bool, timeout: float | None) -> None:
-    """See `Communicator.send_object`."""
-    session.send(np.frombuffer(pack(x, pickle), np.uint8), dst, tag, timeout)
-
-
-def isend(session: Session, x: Any, dst: int, tag: int, pickle: bool) -> Work:
-    """See `Communicator.isend_object`."""
-    return session.isend(np.frombuffer(pack(x, pickle), np.uint8), dst, tag)
+def as_bytes(x: Any, pickle: bool) -> np.ndarray:
+    """Return what `Communicator.send_object` sends."""
+    return np.frombuffer(pack(x, pickle), np.uint8)
 
 
 def recv(session: Session, src: int, tag: int, pickle: bool, timeout: float | None) -> Any:

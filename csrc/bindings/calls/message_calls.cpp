@@ -1,0 +1,244 @@
+#include "bindings/calls/message_calls.h"
+
+#include <pybind11/numpy.h>
+
+#include <new>
+#include <utility>
+
+#include "bindings/bindings.h"
+#include "bindings/calls/arguments.h"
+#include "bindings/calls/fast_path.h"
+#include "bindings/calls/remembered_calls.h"
+
+namespace py = pybind11;
+namespace pycoll {
+namespace {
+
+constexpr int64_t kTags = int64_t{1} << 31;
+
+// A message as it usually is: a plain array of a known type, and numbers in range.
+struct PlainMessage {
+  char* data;
+  uint64_t nbytes;
+  uint32_t type;
+  int32_t peer;  // -1: any
+  uint32_t tag;
+};
+
+// A Python int from `lowest` to below `end`; nothing for anything else, also for a bool.
+std::optional<int64_t> plain_number(PyObject* x, int64_t lowest, int64_t end) {
+  if (!PyLong_CheckExact(x)) return std::nullopt;
+  int overflow = 0;
+  const int64_t number = PyLong_AsLongLongAndOverflow(x, &overflow);
+  if (overflow != 0 || number < lowest || number >= end) return std::nullopt;
+  return number;
+}
+
+// A rank to receive from, -1 for any; nothing for anything else.
+std::optional<int64_t> plain_source(PyObject* x, uint32_t ranks) {
+  const auto rank = plain_number(x, kAny, ranks);
+  if (rank == kAny) return -1;
+  return rank && *rank >= 0 ? rank : std::nullopt;
+}
+
+std::optional<PlainMessage> plain_message(const MessagePath& path, PyObject* x, bool incoming,
+                                          PyObject* peer, uint32_t ranks, PyObject* tag) {
+  const auto rank = incoming ? plain_source(peer, ranks) : plain_number(peer, 0, ranks);
+  const auto label = plain_number(tag, 0, kTags);
+  const auto memory = rank && label ? stretch(x, incoming) : std::nullopt;
+  if (!memory) return std::nullopt;
+  PyObject* const type = reinterpret_cast<PyObject*>(py::detail::array_proxy(x)->descr);
+  PyObject* const number = PyDict_GetItemWithError(path.types.ptr(), type);
+  if (number == nullptr && PyErr_Occurred() != nullptr) throw py::error_already_set();
+  if (number == nullptr) return std::nullopt;
+  return PlainMessage{reinterpret_cast<char*>(memory->first), memory->second,
+                      static_cast<uint32_t>(PyLong_AsUnsignedLong(number)),
+                      static_cast<int32_t>(*rank), static_cast<uint32_t>(*label)};
+}
+
+py::object session_of(PyObject* comm) {
+  static PyObject* const name = PyUnicode_InternFromString("_session");
+  PyObject* const session = PyObject_GetAttr(comm, name);
+  if (session == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(session);
+}
+
+// Raises what a call raises that this error has ended.
+[[noreturn]] void fail(PyObject* comm, PyObject* sent, bool receives) {
+  const py::error_already_set error;
+  const py::object given = sent == nullptr ? py::none() : py::reinterpret_borrow<py::object>(sent);
+  session_of(comm).attr("message_failed")(error.value(), given, receives);
+  throw py::type_error("message_failed has raised nothing");
+}
+
+// Moves messages without Python's lock.
+template <typename F>
+auto moved(PyObject* comm, PyObject* sent, bool receives, const F& work) {
+  try {
+    const Unlocked unlocked;
+    return work();
+  } catch (const Error& error) {
+    raise_in_python(error);
+  } catch (const std::bad_alloc&) {
+    PyErr_NoMemory();
+  }
+  fail(comm, sent, receives);
+}
+
+// What isend and irecv return.
+PyObject* new_work(const MessagePath& path, PyObject* comm, uint64_t ticket, PyObject* x,
+                   bool sends) {
+  static PyObject* const names[] = {
+      PyUnicode_InternFromString("_session"), PyUnicode_InternFromString("_memory"),
+      PyUnicode_InternFromString("_ticket"), PyUnicode_InternFromString("sends"),
+      PyUnicode_InternFromString("_ended")};
+  static PyObject* const under_way = PyUnicode_InternFromString("under_way");
+  try {
+    auto* const type = reinterpret_cast<PyTypeObject*>(path.work.ptr());
+    const auto work =
+        py::reinterpret_steal<py::object>(type->tp_new(type, py::tuple().ptr(), nullptr));
+    if (!work) throw py::error_already_set();
+    if (ticket == 0) return work.inc_ref().ptr();  // it has been sent
+    const py::object session = session_of(comm), number = py::int_(ticket);
+    PyObject* const values[] = {session.ptr(), x, number.ptr(), sends ? Py_True : Py_False,
+                                Py_False};
+    for (size_t i = 0; i < std::size(names); ++i) {
+      if (PyObject_SetAttr(work.ptr(), names[i], values[i]) != 0) throw py::error_already_set();
+    }
+    const auto all = py::reinterpret_steal<py::object>(PyObject_GetAttr(session.ptr(), under_way));
+    if (!all || PySet_Add(all.ptr(), work.ptr()) != 0) throw py::error_already_set();
+    return work.inc_ref().ptr();
+  } catch (...) {
+    if (ticket != 0) Py_INCREF(x);  // it is under way, and nobody knows of it
+    throw;
+  }
+}
+
+// A call on the postbox of a host, or of messages.
+template <typename Box>
+class Call {
+ public:
+  Call(const MessagePath& path, std::shared_ptr<Box> box, PyObject* comm, PyObject* const* args)
+      : path_(path), box_(std::move(box)), comm_(comm), args_(args) {}
+
+  PyObject* run(MessageCall call, double limit_s) {
+    switch (call) {
+      case MessageCall::kSend:
+        return send(limit_s);
+      case MessageCall::kRecv:
+        return recv(limit_s);
+      case MessageCall::kIsend:
+        return isend();
+      case MessageCall::kIrecv:
+        return irecv();
+      case MessageCall::kSendrecv:
+        return sendrecv(limit_s);
+    }
+    return nullptr;
+  }
+
+ private:
+  static PyObject* not_served() { return Py_NewRef(Py_NotImplemented); }
+
+  auto going() {
+    return plain_message(path_, args_[kData], false, args_[kTo], box_->world_size(), args_[kTag]);
+  }
+  auto coming(PyObject* tag) {
+    return plain_message(path_, args_[kInto], true, args_[kFrom], box_->world_size(), tag);
+  }
+  uint64_t post(const PlainMessage& m) {
+    return moved(comm_, args_[kData], false,
+                 [&] { return box_->send(m.data, m.nbytes, m.type, uint32_t(m.peer), m.tag); });
+  }
+  uint64_t expect(const PlainMessage& m) {
+    return moved(comm_, nullptr, false,
+                 [&] { return box_->recv(m.data, m.nbytes, m.type, m.peer, m.tag); });
+  }
+
+  PyObject* send(double limit_s) {
+    const auto m = going();
+    if (!m) return not_served();
+    if (const uint64_t ticket = post(*m); ticket != 0) {
+      session_of(comm_).attr("leave_behind")(ticket, py::handle(args_[kData]), limit_s);
+    }
+    Py_RETURN_NONE;
+  }
+
+  PyObject* recv(double limit_s) {
+    const auto m = coming(args_[kTag]);
+    if (!m) return not_served();
+    return PyLong_FromUnsignedLong(moved(comm_, nullptr, true, [&] {
+      if constexpr (std::is_same_v<Box, MessagePostbox>) {
+        return box_->recv(m->data, m->nbytes, m->type, m->peer, m->tag, limit_s);
+      } else {
+        return box_->take(m->data, m->nbytes, m->type, m->peer, m->tag, limit_s);
+      }
+    }));
+  }
+
+  PyObject* isend() {
+    const auto m = going();
+    return m ? new_work(path_, comm_, post(*m), args_[kData], true) : not_served();
+  }
+
+  PyObject* irecv() {
+    const auto m = coming(args_[kTag]);
+    return m ? new_work(path_, comm_, expect(*m), args_[kInto], false) : not_served();
+  }
+
+  PyObject* sendrecv(double limit_s) {
+    const auto out = going();
+    const auto in = coming(args_[kTagInto] == Py_None ? args_[kTag] : args_[kTagInto]);
+    if (!out || !in || out->data == in->data) return not_served();
+    const uint64_t first = expect(*in);
+    const auto [source, second] = moved(comm_, args_[kData], false, [&] {
+      try {
+        const uint64_t ticket =
+            box_->send(out->data, out->nbytes, out->type, uint32_t(out->peer), out->tag);
+        return std::pair(ticket == 0 ? box_->wait(first, limit_s) : 0, ticket);
+      } catch (...) {
+        box_->forget(first);
+        throw;
+      }
+    });
+    if (second == 0) return PyLong_FromUnsignedLong(source);
+    const py::handle x = args_[kData];
+    return session_of(comm_).attr("finish_exchange")(first, second, x, limit_s).release().ptr();
+  }
+
+  const MessagePath& path_;
+  const std::shared_ptr<Box> box_;  // another thread may close it meanwhile
+  PyObject* const comm_;
+  PyObject* const* const args_;
+};
+
+}  // namespace
+
+PyObject* call_message(PyObject* fastcall, PyObject* comm, MessageCall call,
+                       PyObject* const* args) {
+  const MessagePath& path = state_of(fastcall).messages;
+  const auto limit_s = limit_of(args[kWithin]);
+  if (!limit_s || args[kOnStream] != Py_None) return Py_NewRef(Py_NotImplemented);
+  const double limit = args[kWithin] == Py_None ? path.limit_s : *limit_s;
+  if (path.host != nullptr) return Call(path, path.host, comm, args).run(call, limit);
+  if (path.wire != nullptr) return Call(path, path.wire, comm, args).run(call, limit);
+  return Py_NewRef(Py_NotImplemented);
+}
+
+PyObject* use_messages(PyObject* fastcall, PyObject* const* args, Py_ssize_t nargs) {
+  return guarded([&]() -> PyObject* {
+    if (nargs != 4) throw py::type_error("use_messages takes postbox, types, work and limit_s");
+    const auto given = [&](int i) { return py::reinterpret_borrow<py::object>(args[i]); };
+    MessagePath path{
+        .limit_s = given(3).cast<double>(), .types = given(1).cast<py::dict>(), .work = given(2)};
+    if (py::isinstance<Postbox>(args[0])) {
+      path.host = given(0).cast<std::shared_ptr<Postbox>>();
+    } else {
+      path.wire = given(0).cast<std::shared_ptr<MessagePostbox>>();
+    }
+    state_of(fastcall).messages = std::move(path);
+    Py_RETURN_NONE;
+  });
+}
+
+}  // namespace pycoll

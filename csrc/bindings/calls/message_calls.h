@@ -1,0 +1,54 @@
+// Messages of plain NumPy arrays, from a method of the communicator to the postbox without Python
+// code.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <memory>
+#include <optional>
+
+#include "p2p/postbox.h"
+#include "transports/messages/message_postbox.h"
+
+namespace pycoll {
+
+// pycoll.ANY, as a source or a tag. No number that an MPI has for its own: -1 and -2 are "any rank"
+// and "no rank", or the other way round.
+inline constexpr int64_t kAny = -(1 << 20);
+
+// What a communicator's messages need.
+struct MessagePath {
+  std::shared_ptr<Postbox> host{};         // null: use `wire`
+  std::shared_ptr<MessagePostbox> wire{};  // null, too: the communicator is closed
+  double limit_s = 0;                      // of calls that name none
+  pybind11::dict types;                    // number of each dtype that arrays have had
+  pybind11::object work;                   // the class of what isend and irecv return
+};
+
+enum class MessageCall : uint8_t { kSend, kRecv, kIsend, kIrecv, kSendrecv };
+
+// The arguments of any message, in the order in which they are passed around.
+enum MessageArg {
+  kMessage,
+  kData,
+  kInto,
+  kTo,
+  kFrom,
+  kTag,
+  kTagInto,
+  kWithin,
+  kOnStream,
+};
+
+// Runs a call of a communicator. Null with a Python error set if it has failed; NotImplemented if
+// only Python code can serve it. May throw pybind11 exceptions.
+//
+// What is left to do comes from the communicator's session: leave_behind(ticket, x, limit) waits
+// for a message that is sent, finish_exchange(coming, going, x, limit) for two, and
+// message_failed(error, sent, receives) raises what a call raises that has failed.
+PyObject* call_message(PyObject* fastcall, PyObject* comm, MessageCall call, PyObject* const* args);
+
+// fastcall.use_messages(postbox, types, work, limit_s): see MessagePath.
+PyObject* use_messages(PyObject* fastcall, PyObject* const* args, Py_ssize_t nargs);
+
+}  // namespace pycoll
