@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,6 +135,9 @@ def main(args: argparse.Namespace) -> int:
 def _case(args: argparse.Namespace) -> _Case:
     at_least("-n", args.n, 1)
     at_least("--bytes", args.bytes, 1)
+    at_least("--seed", args.seed, 0)
+    if math.isnan(args.most):
+        raise ArgumentError("--most is nan, expected seconds")
     if args.n > MOST_RANKS:
         raise ArgumentError(f"-n is {args.n}, expected at most {MOST_RANKS} ranks")
     pairs = [_pair("--link", text) for text in args.link]

@@ -69,6 +69,8 @@ def test_a_picture(capsys, tmp_path):
         ("all_reduce --late 99=1s", "there is no rank 99"),
         ("all_reduce --late 3", "expected NAME=VALUE"),
         ("all_reduce --late 3=1", "'1' is no time"),
+        ("all_reduce --noise 1us --seed -1", "--seed is -1, expected at least 0"),
+        ("all_reduce --most nan", "--most is nan, expected seconds"),
         ("all_reduce --dead 64", "there is no rank 64"),
         ("all_reduce --link up[0]=0.5", "switch has no link"),
         ("all_reduce --link out[0]=x", "'x' is no number"),

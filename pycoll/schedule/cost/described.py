@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from dataclasses import MISSING, Field, fields
 from typing import Any
@@ -102,7 +103,10 @@ def _value(field: Field, text: str, whole: str) -> Any:
             return seconds(text)
         if field.name.endswith(("bw", "fold")):
             return per_second(text)
-        return int(text) if isinstance(field.default, int) else float(text)
+        number = int(text) if isinstance(field.default, int) else float(text)
+        if not math.isfinite(number):
+            raise ValueError
+        return number
     except (ValueError, ArgumentError) as error:
         why = error if isinstance(error, ArgumentError) else f"{text!r} is no number"
         raise ArgumentError(f"{whole}: {field.name}: {why}") from None

@@ -252,6 +252,8 @@ def test_a_network_of_another_size_is_refused():
         ("fat-tree:leef=3", "did you mean 'leaf'"),
         ("fat-tree:leaf=3,leaf=4", "'leaf' twice"),
         ("fat-tree:leaf=x", "leaf: 'x' is no number"),
+        ("fat-tree:over=nan", "over: 'nan' is no number"),
+        ("dragonfly:over=1e400", "over: '1e400' is no number"),
         ("fat-tree:leaf=0", "leaf and over are positive"),
         ("switch:bw=0", "speeds are positive"),
         ("switch:bw=fast", "'fast' is no speed"),
