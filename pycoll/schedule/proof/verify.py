@@ -45,16 +45,20 @@ class Proof:
     seconds: float  # processor time the proof took
 
 
+_ONE_MEMORY = "here IN and OUT are one memory: an algorithm that cannot work so says in_place=False"
+_ONE_SLOT = (
+    "staged, a chunk of IN and of OUT have one slot, so a copy between them is not for the round "
+    "in which peers read IN: move it to another round, or say in_place=False"
+)
+
+
 @contextmanager
-def _hinting() -> Iterator[None]:
-    """Add to an error that in_place=False declares what cannot work in place."""
+def _hinting(hint: str = _ONE_MEMORY) -> Iterator[None]:
+    """Add to an error what may be done about it."""
     try:
         yield
     except ScheduleError as error:
-        raise ScheduleError(
-            f"{error}; here IN and OUT are one memory: an algorithm that cannot work so says "
-            "in_place=False"
-        ) from error
+        raise ScheduleError(f"{error}; {hint}") from error
 
 
 def modes(schedule: Schedule) -> Iterator[tuple[str, bool, list[Plan]]]:
@@ -65,7 +69,9 @@ def modes(schedule: Schedule) -> Iterator[tuple[str, bool, list[Plan]]]:
         with _hinting():
             plans = peer_plans(schedule, direct=True, in_place=True)
         yield "direct, in place", True, plans
-    yield "staged", staged, peer_plans(schedule, direct=False)
+    with _hinting(_ONE_SLOT) if in_place else nullcontext():
+        plans = peer_plans(schedule, direct=False)  # right in place, so all that is left is slots
+    yield "staged", staged, plans
     yield "messages", staged, message_plans(schedule)
     if COLLECTIVES[schedule.collective].reduces:
         yield "messages, apart", False, message_plans(schedule, apart=True)

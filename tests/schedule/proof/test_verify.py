@@ -119,3 +119,23 @@ def test_the_example_of_the_language_is_right():
     exec(text, found)
     for n in range(1, 7):
         assert prove(found["two_shot"].schedule(n)).bytes_sent <= 2
+
+
+def test_a_copy_to_the_slot_that_peers_read_says_what_to_do():
+    def of(same_round, **kwargs):
+        @algorithm("all_gather", "doubling", **kwargs)
+        def doubling(rank, n):
+            own = ir.fold(ir.at(rank, ir.IN, rank), to=ir.at(rank, ir.OUT, rank))
+            first = ir.fold(ir.at(rank + 1, ir.IN, rank + 1), to=ir.at(rank, ir.OUT, rank + 1))
+            yield [own, first] if same_round else own
+            if not same_round:
+                yield first
+            two_on = ir.at(rank + 2, ir.OUT, rank + 2)
+            yield ir.fold(two_on, to=ir.at(rank, ir.OUT, rank + 2), count=2)
+
+        return doubling.schedule(4)
+
+    with pytest.raises(ScheduleError, match=r"staged: in round 0.*move it to another round"):
+        prove(of(True))
+    prove(of(False))
+    prove(of(True, in_place=False))
