@@ -6,7 +6,7 @@ import copy
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -166,6 +166,7 @@ class Channel:
     """A group of ranks; every call is counted in a ledger. A group of one rank sends nothing.
 
     `name` is that of the group in the ledger; arrays are made on `device`, ``"cpu"`` or ``"cuda"``.
+    In errors the ranks are called `ranks`.
     """
 
     def __init__(self, comm: Communicator, name: str, ledger: Ledger, device: str = "cpu") -> None:
@@ -175,6 +176,7 @@ class Channel:
         self.device = device
         self.rank: int = comm.rank
         self.world_size: int = comm.world_size
+        self.ranks: Sequence[int] = range(comm.world_size)
 
     def empty(self, count: int, dtype: Any, kind: str) -> Any:
         """Allocate `count` elements of symmetric memory, counted under a kind.
@@ -354,6 +356,7 @@ class Groups:
         if self.pipeline.world_size > 1:
             self.pipeline = self._duplicate("pp", mesh.group("pp"))
             self.stage = self._duplicate("stage", mesh.group("replica", "dp", "cp", "tp"))
+            self.stage.ranks = mesh.members("replica", "dp", "cp", "tp")
 
     def of_stage(self) -> Groups:
         """Return these groups for calls that only the ranks of this stage make."""
@@ -369,6 +372,7 @@ class Groups:
         own.data = self.shards
         own.axes = {axis: size for axis, size in self.axes.items() if axis != "replica"}
         own.world = own.stage = self._duplicate("one replica", self.mesh.group(*own.axes))
+        own.world.ranks = self.mesh.members(*own.axes)
         return own
 
     def use(self, other: Groups) -> None:

@@ -26,19 +26,20 @@ def check_same(lines: Sequence[str], what: str, world: Channel) -> None:
     table = world.gather_rows(digest(text.encode()), "check")
     if (table == table[0]).all():
         return
-    if each := _difference(gather_texts(text, world)):
+    if each := _difference(gather_texts(text, world), world.ranks):
         raise MismatchError(
             f"ranks have different {what}: {each}; they have to be the same everywhere"
         )
 
 
-def _difference(texts: Sequence[str]) -> str:
-    """Return the first line in which texts differ, and which ranks have what."""
+def _difference(texts: Sequence[str], ranks: Sequence[int]) -> str:
+    """Return the first line in which texts differ, and which of `ranks` have what."""
     views = [text.split("\n") for text in texts]
     for i in range(max(map(len, views))):
         seen = [view[i] if i < len(view) else "(nothing)" for view in views]
         if len(set(seen)) > 1:
-            return "; ".join(f"{ranks_with(seen, line)}: {line}" for line in dict.fromkeys(seen))
+            lines = dict.fromkeys(seen)
+            return "; ".join(f"{ranks_with(seen, line, ranks)}: {line}" for line in lines)
     return ""
 
 
@@ -61,7 +62,7 @@ def check_unanimous(sums: np.ndarray, value: str, channel: Channel) -> None:
     n, pairs = channel.world_size, zip(total[:half], total[half:], strict=True)
     if all(n * square == x * x for x, square in pairs):
         return
-    each = _difference(gather_texts(value, channel))
+    each = _difference(gather_texts(value, channel), channel.ranks)
     raise MismatchError(f"the step was not taken: ranks have different settings: {each}")
 
 
@@ -75,21 +76,21 @@ def gather_problems(text: str, channel: Channel) -> str:
     """Return ``"rank 1 has ...; ranks 2, 3 have ..."`` for ranks with a text; a collective."""
     found = Counter(texts := gather_texts(text, channel))
     return "; ".join(
-        f"{who_has(texts, text)} {'have' if count > 1 else 'has'} {text}"
+        f"{who_has(texts, text, channel.ranks)} {'have' if count > 1 else 'has'} {text}"
         for text, count in found.items()
         if text
     )
 
 
-def who_has(seen: Sequence[Any], value: Any) -> str:
+def who_has(seen: Sequence[Any], value: Any, ranks: Sequence[int]) -> str:
     """Name the ranks that have a value, as `ranks_with`, or ``"all ranks"``."""
     alike = len(seen) > 1 and all(other == value for other in seen)
-    return "all ranks" if alike else ranks_with(seen, value)
+    return "all ranks" if alike else ranks_with(seen, value, ranks)
 
 
-def ranks_with(seen: Sequence[Any], value: Any) -> str:
-    """Name the ranks that have a value: ``"rank 2"``, ``"ranks 0, 1, 3"``."""
-    return name_ranks([rank for rank, other in enumerate(seen) if other == value])
+def ranks_with(seen: Sequence[Any], value: Any, ranks: Sequence[int]) -> str:
+    """Name those of `ranks` that have a value: ``"rank 2"``, ``"ranks 0, 1, 3"``."""
+    return name_ranks([rank for rank, other in zip(ranks, seen, strict=True) if other == value])
 
 
 def name_ranks(ranks: Sequence[int]) -> str:

@@ -79,6 +79,13 @@ class Mesh:
             self._groups[known] = self._split(known)
         return self._groups[known]
 
+    def members(self, *names: str) -> list[int]:
+        """Return the ranks of the mesh that differ along the axes ``names`` only, as in `group`."""
+        numbers = np.arange(self.world.world_size).reshape(tuple(self.axes.values()))
+        here = self.coordinates
+        found = numbers[tuple(slice(None) if a in names else here[a] for a in self.axes)]
+        return [int(rank) for rank in np.ravel(found)]
+
     def __getattr__(self, name: str) -> Communicator:
         groups = self.__dict__.get("_groups", {})
         if (name,) in groups:

@@ -69,6 +69,10 @@ class DryComm:
         """Return the ranks along some axes."""
         return DryComm({axis: size for axis, size in self.axes.items() if axis in names})
 
+    def members(self, *names: str) -> list[int]:
+        """Return numbers for the ranks along some axes."""
+        return list(range(self.group(*names).world_size))
+
     def dup(self) -> DryComm:
         """Return itself."""
         return self

@@ -113,8 +113,9 @@ def _other_partners(specs: Mapping[str, ParameterSpec], groups: Groups) -> str:
 
 
 def _refuse_parts(text: str, groups: Groups) -> None:
-    seen = gather_texts(text, groups.world)
-    found = [f"{t} along tp, on {ranks_with(seen, t)}" for t in dict.fromkeys(seen) if t]
+    seen, ranks = gather_texts(text, groups.world), groups.world.ranks
+    texts = [text for text in dict.fromkeys(seen) if text]
+    found = [f"{text} along tp, on {ranks_with(seen, text, ranks)}" for text in texts]
     if found:
         raise MismatchError(
             f"parameter {'; parameter '.join(found)}: a layer has to be split over the mesh's tp "
@@ -146,7 +147,8 @@ def most_micro_batches(micro_batches: Any, groups: Groups, refused: str = "") ->
     axes = groups.axes
     for axis in (name for name in ("tp", "cp") if name in axes):
         if np.ptp(counts.reshape(tuple(axes.values())), list(axes).index(axis)).any():
-            each = "; ".join(f"{ranks_with(counts, n)}: {n}" for n in np.unique(counts))
+            ranks = groups.world.ranks
+            each = "; ".join(f"{ranks_with(counts, n, ranks)}: {n}" for n in np.unique(counts))
             raise MismatchError(
                 f"the step was not taken: ranks of one {axis} group, which share their samples, "
                 f"have different numbers of micro-batches: {each}"
