@@ -32,6 +32,16 @@ def check_same(lines: Sequence[str], what: str, world: Channel) -> None:
         )
 
 
+def refuse_first(problem: str, world: Channel) -> None:
+    """Raise the first problem of any rank on all of them; a collective.
+
+    Raises:
+        MismatchError: On every rank, with the same text.
+    """
+    if found := next(filter(None, gather_texts(problem, world)), ""):
+        raise MismatchError(found)
+
+
 def _difference(texts: Sequence[str], ranks: Sequence[int]) -> str:
     """Return the first line in which texts differ, and which of `ranks` have what."""
     views = [text.split("\n") for text in texts]

@@ -14,7 +14,13 @@ import numpy as np
 from pycoll.errors import ArgumentError, MismatchError
 from pycoll.parallel.arrays import as_numpy
 from pycoll.parallel.channels import Groups
-from pycoll.parallel.compare import check_same, digest, gather_problems, gather_texts, name_ranks
+from pycoll.parallel.compare import (
+    check_same,
+    digest,
+    gather_problems,
+    name_ranks,
+    refuse_first,
+)
 from pycoll.parallel.precision import LossScale
 from pycoll.parallel.state.bucket import Bucket
 from pycoll.parallel.state.hook import Hook
@@ -31,6 +37,7 @@ def initialise(buckets: Sequence[Bucket], groups: Groups, start: str) -> None:
         MismatchError: On every rank, if values differ between ranks that must have the same,
             naming parameter and ranks.
     """
+    problem = ""
     for bucket in buckets:
         parameters = [entry.parameter for entry in bucket.layout.entries]
         values = {p.name: first_value(p) for p in parameters}
@@ -41,8 +48,11 @@ def initialise(buckets: Sequence[Bucket], groups: Groups, start: str) -> None:
                 if parameter.spec.tensor_axis is None:
                     groups.tensor.comm.broadcast(value)
         elif start == "check":
-            _check_values(values, parameters, groups)
+            found = _different_values(values, parameters, groups)
+            problem = problem or found
         bucket.fill(partial(_elements, {"parameters": values}))
+    if start == "check":
+        refuse_first(problem, groups.world)  # other stages have other parameters
 
 
 def _elements(values: Mapping[str, Any], kind: str, name: str, start: int, stop: int) -> Any:
@@ -69,10 +79,13 @@ def first_value(parameter: Parameter) -> np.ndarray:
     return np.ascontiguousarray(value)
 
 
-def _check_values(
+def _different_values(
     values: Mapping[str, Any], parameters: Sequence[Parameter], groups: Groups
-) -> None:
-    """Compare the values of parameters with the ranks that must have the same; a collective."""
+) -> str:
+    """Describe the first parameter that differs from ranks that must have the same; a collective.
+
+    Only the ranks of its groups may know.
+    """
     problem = ""
     for channel, chosen in (
         (groups.data, list(parameters)),
@@ -93,8 +106,7 @@ def _check_values(
                     f"{channel.name} group of {channel.world_size} not as the others; "
                     f"{_advice(parameter)}"
                 )
-    if found := next(filter(None, gather_texts(problem, groups.stage)), ""):
-        raise MismatchError(problem or found)
+    return problem
 
 
 def _advice(parameter: Parameter) -> str:
@@ -178,13 +190,23 @@ def restore(
                 f"the saved state was not loaded: {problems}. Nothing was changed; load what "
                 "state_dict of the same model and optimizer gave"
             )
-        check_same(facts, "saved states, so none was loaded", groups.stage)
+        _check_saved(facts, groups)
     except (ArgumentError, MismatchError):
         hook.load(before)
         raise
     for bucket in buckets:
         bucket.fill(partial(_elements, values))
     return steps, scale
+
+
+def _check_saved(facts: Sequence[str], groups: Groups) -> None:
+    """Compare what the ranks of each stage load; a collective, which raises on all or on none."""
+    problem = ""
+    try:
+        check_same(facts, "saved states, so none was loaded", groups.stage)
+    except MismatchError as error:
+        problem = str(error)
+    refuse_first(problem, groups.world)
 
 
 def _load_counters(

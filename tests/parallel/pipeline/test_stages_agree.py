@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pycoll.errors import ArgumentError
+from pycoll.errors import ArgumentError, MismatchError
 from pycoll.parallel import Mesh, Pipeline
 from pycoll.parallel.nn import CrossEntropy, Linear, ReLU, Sequential
 from pycoll.parallel.random import Key
@@ -17,6 +17,31 @@ def model(first=0):
 
 def pipe(mesh, chain, schedule="1f1b"):
     return Pipeline(chain, CrossEntropy(), mesh, schedule, micro_batches=2, cut=["out"], zero=1)
+
+
+def test_first_values_of_one_stage_differ():
+    def rank(comm):
+        with Mesh(comm, dp=2, pp=2) as mesh:
+            with pytest.raises(MismatchError, match=r"parameter in\.weight differs") as caught:
+                pipe(mesh, model(first=int(comm.rank == 2)))
+            return str(caught.value), comm.all_reduce(np.ones(1))[0]
+
+    assert len(set(run_threads(4, rank))) == 1
+
+
+def test_saved_states_of_one_stage_differ():
+    def rank(comm):
+        with Mesh(comm, dp=2, pp=2) as mesh, pipe(mesh, model()) as engine:
+            before, saved = engine.gather(), engine.state_dict()
+            saved["parameters"] = {name: value + 1 for name, value in saved["parameters"].items()}
+            saved["parameters"]["in.weight"] += comm.rank == 2
+            with pytest.raises(MismatchError, match=r"rank 0: .*; rank 2: ") as caught:
+                engine.load_state_dict(saved)
+            for name, value in engine.gather().items():
+                np.testing.assert_array_equal(value, before[name])
+            return str(caught.value)
+
+    assert len(set(run_threads(4, rank))) == 1
 
 
 def test_a_stage_that_steps_alone_calls_ranks_by_their_numbers_in_the_mesh():
