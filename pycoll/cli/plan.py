@@ -52,7 +52,7 @@ def main(args: argparse.Namespace) -> int:
     """Print the meshes, fastest first."""
     if args.json is not None:
         check_writable("--json", args.json)
-    check_fixed(dict(map(_chosen, args.fix)))
+    check_fixed(dict(map(_chosen, args.fix)), _host(args) > 0)
     if args.measure:
         return _measure(args) if under_launcher() else main_of_pycoll(args.ranks, _words(args))
     work = workload(args.model)
@@ -131,7 +131,7 @@ def _chosen(text: str) -> tuple[str, Any]:
         raise ArgumentError(f"--fix is {text!r}, expected NAME=VALUE")
     if value.isdecimal():
         return name, int(value)
-    return name, None if (name, value) == ("schedule", "none") else value
+    return name, None if (name, value.lower()) == ("schedule", "none") else value
 
 
 def _mesh(prediction: Prediction) -> str:

@@ -17,8 +17,19 @@ CHOICES = (*AXES, "micro_batch", "zero", "recompute", "offload", "schedule")
 OFFLOADS = ("none", "optimizer", "activations", "all")
 MICRO_BATCHES = (1, 2, 4, 8, 16)
 """Sizes of a micro-batch that are looked at, in sequences."""
+ZERO = (0, 1, 2, 3)
+RECOMPUTE = ("none", "selective", "full")
 LONG = 4096
 """Tokens that a context-parallel rank has at least, unless ``cp`` is fixed."""
+
+
+_VALUES: Mapping[str, tuple[Any, ...]] = {
+    "micro_batch": MICRO_BATCHES,
+    "zero": ZERO,
+    "recompute": RECOMPUTE,
+    "offload": OFFLOADS,
+    "schedule": (*SCHEDULES, None),
+}
 
 
 @dataclass(frozen=True)
@@ -71,14 +82,27 @@ class Layout:
         return {**found, "schedule": self.schedule, "micro_batches": self.micro_batches}
 
 
-def check_fixed(fixed: Mapping[str, Any]) -> None:
-    """Refuse names that nothing can be fixed by.
+def check_fixed(fixed: Mapping[str, Any], offload: bool) -> None:
+    """Refuse names that nothing can be fixed by, and values that no layout has.
+
+    Args:
+        fixed: Values by name.
+        offload: Whether there is memory to offload to.
 
     Raises:
         ArgumentError: With those that are known.
     """
     if odd := sorted(fixed.keys() - set(CHOICES)):
         raise ArgumentError(f"fixed: there is no {odd[0]!r} to fix; known: {', '.join(CHOICES)}")
+    for name, accepted in _VALUES.items():
+        if name in fixed and fixed[name] not in accepted:
+            listed = ", ".join(map(str, accepted))
+            raise ArgumentError(f"fixed: no layout has {name}={fixed[name]!r}; accepted: {listed}")
+    if not offload and fixed.get("offload", "none") != "none":
+        raise ArgumentError(
+            f"fixed: offload={fixed['offload']!r} needs the speed of the memory that things go to: "
+            "--host, or Speed(host_bytes=...)"
+        )
 
 
 @dataclass(frozen=True)
@@ -135,13 +159,13 @@ class Space:
         """Yield the rest of each layout of a mesh."""
         replicas, pp = mesh.get("replica", 1), mesh["pp"]
         data, sharding = replicas * mesh["dp"], mesh["dp"] * mesh.get("cp", 1)
-        stages = (1, 2, 3) if replicas > 1 else (0, 1, 2, 3) if sharding > 1 else (0,)
+        stages = ZERO[1:] if replicas > 1 else ZERO if sharding > 1 else (0,)
         for micro in (b for b in MICRO_BATCHES if self.batch % (data * b) == 0):
             m = self.batch // (data * micro)
             for schedule in SCHEDULES if pp > 1 else (None,):
                 if not self._possible(schedule, pp, m):
                     continue
-                for recompute in ("none", "selective", "full"):
+                for recompute in RECOMPUTE:
                     for zero in stages:
                         for offload in OFFLOADS if self.offload else OFFLOADS[:1]:
                             yield mesh, micro, m, zero, recompute, schedule, offload

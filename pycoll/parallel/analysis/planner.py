@@ -96,7 +96,7 @@ def plan(
         check_number(name, value, "[1, inf)", whole=True)
     check_number("memory", memory, "(0, inf)")
     speed = flops if isinstance(flops, Speed) else Speed({1: flops})
-    check_fixed(fixed or {})
+    check_fixed(fixed or {}, speed.host_bytes > 0)
     work, joined = workload(model), fabric(network, ranks)
     space = Space(work, ranks, joined.near, batch, speed.host_bytes > 0, fixed or {})
     found = _fitting(LayoutCosts(work, joined, speed, precision), space, memory, top)

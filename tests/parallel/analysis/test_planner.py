@@ -206,6 +206,20 @@ def test_sizes_of_published_models():
         assert np.isclose(work.parameters / 1e9, billions, rtol=0.045)
 
 
+@pytest.mark.parametrize(
+    ("fixed", "text"),
+    [
+        ({"zero": 9}, "no layout has zero=9; accepted: 0, 1, 2, 3"),
+        ({"schedule": "zb_v"}, "no layout has schedule='zb_v'; accepted: 1f1b, "),
+        ({"micro_batch": 3}, "no layout has micro_batch=3; accepted: 1, 2, "),
+        ({"offload": "all"}, "offload='all' needs the speed of the memory"),
+    ],
+)
+def test_fixed_values_that_no_layout_has(fixed, text):
+    with pytest.raises(ArgumentError, match=text):
+        small_plan(fixed=fixed)
+
+
 def test_what_is_fixed_is_kept():
     fixed = {"tp": 2, "zero": 1, "micro_batch": 4}
     found = small_plan(fixed=fixed)
