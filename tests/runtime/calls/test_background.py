@@ -2,6 +2,8 @@
 
 import gc
 import mmap
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -206,3 +208,21 @@ def test_a_call_that_the_engine_does_not_take(run):
         return len(session._in_flight)
 
     assert run(2, rank) == [0, 0]
+
+
+UNWAITED = """
+import numpy as np
+import pycoll
+
+comm = pycoll.init(timeout=10)
+work = comm.all_reduce(np.ones(3 + comm.rank), async_op=True)
+"""
+
+
+def test_a_mismatch_that_nobody_waits_for_does_not_disturb_the_end_of_a_program(tmp_path):
+    """Its report is made when no module can be imported any more."""
+    script = tmp_path / "unwaited.py"
+    script.write_text(UNWAITED)
+    command = [sys.executable, "-m", "pycoll", "run", "-n", "2", str(script)]
+    job = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (job.returncode, job.stderr) == (0, "")
