@@ -16,6 +16,7 @@ import numpy as np
 from pycoll.errors import ArgumentError
 from pycoll.runtime.arrays.host_arrays import ArrayView, check_output, new_like, on_device, view
 from pycoll.runtime.arrays.layouts import RESULT_SHAPE, stacked_shape
+from pycoll.runtime.arrays.neutral import fill_with_neutral
 from pycoll.runtime.calls.prepared import CallRequest, Prepared
 from pycoll.types import ML_DTYPES, Kind, Order
 
@@ -64,10 +65,15 @@ def function_for(kind: Kind, op: Any, x: Any) -> Function | None:
     """Return the function that combines arrays if the engine does not: the user's, or NumPy's."""
     if kind in _MOVES and callable(op) and not any(op is known for known in _OF_ONE):
         return _of_c(op)
-    complex_product = isinstance(op, str) and op == "prod" and not on_device(x)
-    if kind in _MOVES and complex_product and getattr(x, "dtype", None) in _COMPLEX:
-        return np.multiply
-    return None
+    product = isinstance(op, str) and op == "prod" and not on_device(x)
+    return np.multiply if kind in _MOVES and product and _is_complex(x) else None
+
+
+def _is_complex(x: Any) -> bool:
+    try:
+        return view(x, "x").array.dtype in _COMPLEX
+    except ArgumentError:  # the call says so, and tells the other ranks
+        return False
 
 
 _C_FUNCTION = ctypes.CFUNCTYPE(
@@ -104,21 +110,41 @@ _OF_MPI = {
 
 
 def reduce_with(
-    session: Runner, request: CallRequest, x: Any, out: Any, limit: float, later: bool
+    session: Runner,
+    request: CallRequest,
+    function: Function,
+    x: Any,
+    out: Any,
+    limit: float,
+    later: bool,
 ) -> Any:
-    """Run a reduction whose operation is a function; see `pycoll.Communicator.all_reduce`."""
-    function, kind = request.op, request.kind
+    """Run a reduction by a function; see `pycoll.Communicator.all_reduce`.
+
+    Args:
+        session: Of the communicator.
+        request: The call; its ``op`` is the function, or a name that the function stands for.
+        function: What combines two arrays.
+        x: Array of this rank.
+        out: Array for the result, or None.
+        limit: Seconds that the call may take.
+        later: Whether it was to run in the background, which it cannot.
+    """
+    kind = request.kind
     op = CallRequest(kind, "sum", request.root, request.order)
     root, _ = session.refusing(lambda: session.check(op, None))
-    request = CallRequest(kind, function, root, request.order, request.algorithm)
+    request = request._replace(root=root)
     prepared, given, rows = session.refusing(lambda: _prepare(session, request, x, out, later))
     session.start(prepared, limit, False)
     last = {Kind.SCAN: session.rank + 1, Kind.EXSCAN: session.rank}.get(kind, session.world_size)
-    if rows is None or last == 0:
+    if rows is None or (last == 0 and callable(request.op)):
         return None
+    shape = rows.shape[1:]
+    if last == 0:
+        result = new_like(given, shape) if out is None else out
+        fill_with_neutral(view(result, "out"), request.op)
+        return result
     usual = "rank" if kind in (Kind.SCAN, Kind.EXSCAN) else "tree"
     in_line = (request.order or usual) == Order.RANK.name.lower()
-    shape = rows.shape[1:]
     parts = [rows[rank, ...] for rank in range(last)]
     found = np.asarray(_in_line(parts, function) if in_line else _in_tree(parts, function))
     if found.shape != shape or found.dtype != rows.dtype:
@@ -178,4 +204,6 @@ def _in_tree(parts: Sequence[Any], function: Function) -> Any:
 
 
 def _name(function: Any) -> str:
+    if isinstance(function, str):
+        return function
     return getattr(function, "__name__", type(function).__name__)

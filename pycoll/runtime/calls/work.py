@@ -189,7 +189,8 @@ def make_plan(
     root, in_place = given["root"] if what.rooted else 0, request.kind == Kind.BROADCAST
     bound = request.kind, op, root, order, given["algorithm"]
     slow = _CheckedCall(session, x, in_place, *bound)
-    session.prepare(request, x, None)
+    if function_for(request.kind, op, x) is None:  # else there is nothing to compile
+        session.prepare(request, x, None)
     return BoundPlan(session.fast, x, in_place, *bound, slow)
 
 

@@ -197,8 +197,7 @@ class Session(QueuedCalls, TaggedMessages):
             return side.call(request, x, out, limit, later, stream)
         function = function_for(kind, op, x)
         if function is not None:
-            request = request._replace(op=function)
-            return reduce_with(self, request, x, out, limit, later)
+            return reduce_with(self, request, function, x, out, limit, later)
         prepared = self.refusing(lambda: self.prepare(request, x, out))
         result = self.start(prepared, limit, later)
         if prepared.plain and (not later or isinstance(result, Work)):

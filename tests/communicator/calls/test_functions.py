@@ -130,6 +130,36 @@ def test_complex_products(kind):
         assert np.array_equal(prefix, oracle.serial(parts[: rank + 1], np.multiply))
 
 
+def test_complex_products_of_the_ranks_below_begin_with_one():
+    """`prod` is a name, though NumPy's function runs: rank 0 gets the neutral element."""
+    parts = [np.array([1 + 1j, 2 - rank * 1j]) for rank in range(3)]
+
+    def ranks(comm):
+        x, out = parts[comm.rank], np.zeros(2, complex)
+        assert comm.exscan(x, "prod", out=out) is out
+        assert (comm.exscan(x, np.multiply) is None) == (comm.rank == 0)
+        return comm.exscan(x, "prod"), out, comm.exscan(2j, "prod")
+
+    for rank, (new, out, number) in enumerate(run_threads(3, ranks)):
+        want = oracle.serial([np.ones(2, complex), *parts[:rank]], np.multiply)
+        assert np.array_equal(new, want)
+        assert np.array_equal(out, want)
+        assert number == (2j) ** rank
+
+
+def test_complex_products_of_buffers_and_plans():
+    x = np.array([1 + 2j, 3])
+
+    def ranks(comm):
+        plan = comm.plan("all_reduce", x, "prod")
+        with pytest.raises((ArgumentError, PeerRejected), match="op=prod runs in the calling"):
+            comm.all_reduce(x, "prod", async_op=True)
+        return comm.all_reduce(memoryview(x), "prod"), plan(x)
+
+    for found in run_threads(2, ranks):
+        assert all(np.array_equal(total, x * x) for total in found)
+
+
 def numbers(comm):
     r = comm.rank
     return [
