@@ -66,15 +66,19 @@ std::vector<Request> MessagePostbox::post(const Item& item, const void* data) {
   return parts;
 }
 
-// Moves the first message that matches to its array if it is there, and returns the sender.
+// Moves the first message that matches to its array if it is there, and returns the sender. Claims
+// it if it is still to come: a recv that was posted later is to get another one.
 std::optional<uint32_t> MessagePostbox::collect(const Item& item) {
-  const Message* found = find(item.peer, item.tag);
+  Message* found = find(item.peer, item.tag, false);
   if (found == nullptr) return std::nullopt;
   const MessageKind expected{item.nbytes, item.type}, sent{found->nbytes, found->type};
   if (sent != expected) {
     throw_mismatch(engine_->link().rank(), item.tag, expected, found->src, sent);
   }
-  if (!found->complete) return std::nullopt;
+  if (!found->complete) {
+    found->claimed = true;
+    return std::nullopt;
+  }
   // Whoever gave up sending may have changed the payload that was under way.
   if (item.nbytes > kEagerBytes) engine_->poll();
   copy(item.data, found->own.get(), item.nbytes);
@@ -130,24 +134,21 @@ void MessagePostbox::receive_payload(Message& message) {
   message.complete = message.requests.empty();
 }
 
-MessagePostbox::Message* MessagePostbox::find(int32_t src, uint32_t tag) {
+MessagePostbox::Message* MessagePostbox::find(int32_t src, uint32_t tag, bool also_claimed) {
   for (Message& m : arrived_) {
+    if (m.claimed && !also_claimed) continue;
     if ((src < 0 || static_cast<uint32_t>(src) == m.src) && m.tag == tag) return &m;
   }
   return nullptr;
 }
 
-// The oldest message that was announced and that no posted recv is to get; src < 0 and tag < 0:
-// any.
+// The oldest message that was announced and that no posted recv is to get, as the last `progress`
+// has found; src < 0 and tag < 0: any.
 std::optional<MessagePostbox::Envelope> MessagePostbox::peek(int32_t src, int64_t tag) {
   for (const Message& m : arrived_) {
     if (src >= 0 && static_cast<uint32_t>(src) != m.src) continue;
     if (tag >= 0 && tag != m.tag) continue;
-    const auto gets_it = [&](Ticket ticket) {
-      const Item& item = items_.at(ticket);
-      return find(item.peer, item.tag) == &m;
-    };
-    if (std::any_of(incoming_.begin(), incoming_.end(), gets_it)) continue;
+    if (m.claimed) continue;
     return Envelope{m.src, m.tag, m.type, m.nbytes};
   }
   return std::nullopt;
@@ -183,6 +184,7 @@ MessagePostbox::Ticket MessagePostbox::recv(void* data, uint64_t nbytes, uint32_
 // Moves everything that can be moved. The mutex is held.
 void MessagePostbox::progress() {
   drain();
+  for (Message& m : arrived_) m.claimed = false;
   std::erase_if(incoming_, [&](Ticket ticket) {
     Item& item = items_.at(ticket);
     try {
@@ -255,7 +257,7 @@ uint32_t MessagePostbox::wait(Ticket ticket, double timeout_s) {
       const bool closed = engine_->check(item->peer, pulse);
       const std::lock_guard lock(engine_->mutex());
       // It still arrives if its sender has closed.
-      const bool coming = item->incoming && find(item->peer, item->tag) != nullptr;
+      const bool coming = item->incoming && find(item->peer, item->tag, true) != nullptr;
       return (closed && !coming) || now_ns() >= deadline;
     });
   } catch (const Error&) {  // whoever hears of it may change or free the memory

@@ -74,6 +74,7 @@ class MessagePostbox {
     uint32_t src, tag, type;
     uint64_t nbytes;
     bool complete = true;           // otherwise its payload is still to come
+    bool claimed = false;           // then a posted recv waits for its payload
     std::unique_ptr<char[]> own{};  // null: payload that has not been asked for yet
     std::vector<Request> requests{};
   };
@@ -84,7 +85,7 @@ class MessagePostbox {
   void receive_all();
   void receive_payload(Message& message);
   std::optional<uint32_t> collect(const Item& item);
-  Message* find(int32_t src, uint32_t tag);
+  Message* find(int32_t src, uint32_t tag, bool also_claimed);
   std::optional<Envelope> peek(int32_t src, int64_t tag);
   std::string describe(const Item& item) const;
 

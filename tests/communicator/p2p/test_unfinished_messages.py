@@ -50,6 +50,44 @@ def test_what_was_sent_before_the_end_is_received(connected, count):
     assert connected(rank) == [True] * 2
 
 
+def test_messages_of_other_sizes_are_received_in_the_order_of_the_calls(connected):
+    """A receive does not take, or refuse, the message that an earlier one waits for."""
+    sizes = [20_000, 20_001, 3, 19_999, 0, 20_000]
+
+    def rank(comm):
+        for _ in range(20):
+            taken = [np.zeros(size) for size in sizes]
+            receives = [comm.irecv(x, 1 - comm.rank) for x in taken]
+            sends = [
+                comm.isend(np.full(size, k + 1.0), 1 - comm.rank) for k, size in enumerate(sizes)
+            ]
+            for work in (*receives, *sends):
+                work.wait()
+            assert all((x == k + 1).all() for k, x in enumerate(taken))
+        comm.close()
+        return True
+
+    assert connected(rank) == [True] * 2
+
+
+def test_a_look_at_what_comes_passes_over_what_is_awaited(connected):
+    def rank(comm):
+        if comm.rank == 0:
+            sends = [comm.isend(np.full(size, 1.0), 1) for size in (20_000, 30_000, 40_000)]
+            for work in sends:
+                work.wait()
+        else:
+            receives = [comm.irecv(np.zeros(size), 0) for size in (20_000, 30_000)]
+            assert comm.probe(0).nbytes == 8 * 40_000
+            comm.recv(np.zeros(40_000), 0)
+            for work in receives:
+                work.wait()
+        comm.close()
+        return True
+
+    assert connected(rank) == [True] * 2
+
+
 def test_a_message_that_nobody_received_is_an_error_of_its_sender():
     def rank(comm):
         if comm.rank == 1:
