@@ -117,7 +117,7 @@ def _join(
         def make() -> Session:
             if shared.single:
                 return mpi.on_one_host(shared, rank, len(cards), config)
-            api = tcp_connections.open_api(ends, names)
+            api = tcp_connections.open_api(ends, names, config.timeout_s)
             word = members[0]["word"]
             job = MpiJob(api, None, cards, shared.hosts, "TCP", word=word, owned=True)
             return mpi.on_hosts(job, 0, rank, cards, shared, config)

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from namespaces import CABLE, addresses, ip, two_hosts
 from pycoll.errors import CollTimeout, TransportError
 from pycoll.runtime.startup import tcp_store
 from pycoll.runtime.startup.store_meeting import StoreMeeting
@@ -46,12 +48,15 @@ def free_port():
         return server.getsockname()[1]
 
 
-def start(rank, n, port, *, text=PROGRAM, apart=False, **more):
-    """Start a rank, on a host of its own as far as pycoll can see if it is to be apart."""
+def start(rank, n, port, *, text=PROGRAM, apart=False, inside=(), **more):
+    """Start a rank, on a host of its own as far as pycoll can see if it is to be apart.
+
+    `inside` has words before its command.
+    """
     place = {"RANK": str(rank), "WORLD_SIZE": str(n)}
     place |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "PYCOLL_SECRET": SECRET}
     return subprocess.Popen(
-        [*["unshare", "--ipc"] * apart, sys.executable, "-c", text],
+        [*inside, *["unshare", "--ipc"] * apart, sys.executable, "-c", text],
         env={**os.environ, "PYTHONPATH": str(ROOT), **place, **more},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -329,3 +334,31 @@ def test_what_ranks_are_waited_for_and_why(sizes, told):
         ]
         with pytest.raises(CollTimeout, match=told):
             meetings[0].result()
+
+
+def test_a_host_that_is_cut_off_is_lost_in_half_the_time_limit():
+    text = """
+import pycoll
+comm = pycoll.init()
+comm.barrier()
+print("joined", flush=True)
+try:
+    while True:
+        comm.barrier()
+except pycoll.PeerLost as error:
+    print(error, flush=True)
+"""
+    port = free_port()
+    with two_hosts() as hosts:
+        place = {"MASTER_ADDR": addresses(hosts)[0], "PYCOLL_TIMEOUT": "6"}
+        inside = [["ip", "netns", "exec", host] for host in hosts]
+        ranks = [
+            start(r, 2, port, text=text, apart=True, inside=inside[r], **place) for r in (0, 1)
+        ]
+        joined = [rank.stdout.readline() for rank in ranks]
+        ip("-n", hosts[0], "link", "set", CABLE, "down")
+        ends = finish(ranks)
+    assert joined == ["joined\n"] * 2
+    for rank, (status, out, err) in enumerate(ends):
+        assert (status, err) == (0, "")
+        assert re.search(rf"its host has not answered rank {rank} .* for 3 s", out)
