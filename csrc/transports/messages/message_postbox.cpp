@@ -69,8 +69,8 @@ std::vector<Request> MessagePostbox::post(const Item& item, const void* data) {
 // Moves the first message that matches to its array if it is there, and returns the sender. Claims
 // it if it is still to come: a recv that was posted later is to get another one.
 std::optional<uint32_t> MessagePostbox::collect(const Item& item) {
-  Message* found = find(item.peer, item.tag, false);
-  if (found == nullptr) return std::nullopt;
+  const auto found = find(item.peer, item.tag, false);
+  if (found == arrived_.end()) return std::nullopt;
   const MessageKind expected{item.nbytes, item.type}, sent{found->nbytes, found->type};
   if (sent != expected) {
     throw_mismatch(engine_->link().rank(), item.tag, expected, found->src, sent);
@@ -83,7 +83,7 @@ std::optional<uint32_t> MessagePostbox::collect(const Item& item) {
   if (item.nbytes > kEagerBytes) engine_->poll();
   copy(item.data, found->own.get(), item.nbytes);
   const uint32_t sender = found->src;
-  arrived_.remove_if([&](const Message& m) { return &m == found; });
+  arrived_.erase(found);
   return sender;
 }
 
@@ -105,14 +105,17 @@ void MessagePostbox::receive_all() {
         std::memcpy(message.own.get(), header->data(), header->nbytes);
       }
       link.release(Lane::kMail, peer);
+      coming_ += message.complete ? 0 : 1;
       arrived_.push_back(std::move(message));
     }
   }
+  if (coming_ == 0) return;                   // of many that wait none has to be looked at
   std::vector<bool> busy(link.world_size());  // ranks whose payload is on its way
   for (Message& m : arrived_) {
     if (m.complete || busy[m.src]) continue;
     receive_payload(m);
     busy[m.src] = !m.complete;
+    coming_ -= m.complete ? 1 : 0;
   }
 }
 
@@ -132,14 +135,15 @@ void MessagePostbox::receive_payload(Message& message) {
   }
   erase_done(message.requests, [&](Request& part) { return link.test(part); });
   message.complete = message.requests.empty();
+  if (message.complete) message.claimed = false;
 }
 
-MessagePostbox::Message* MessagePostbox::find(int32_t src, uint32_t tag, bool also_claimed) {
-  for (Message& m : arrived_) {
-    if (m.claimed && !also_claimed) continue;
-    if ((src < 0 || static_cast<uint32_t>(src) == m.src) && m.tag == tag) return &m;
-  }
-  return nullptr;
+std::list<MessagePostbox::Message>::iterator MessagePostbox::find(int32_t src, uint32_t tag,
+                                                                  bool also_claimed) {
+  return std::find_if(arrived_.begin(), arrived_.end(), [&](const Message& m) {
+    return m.tag == tag && (src < 0 || static_cast<uint32_t>(src) == m.src) &&
+           (also_claimed || !m.claimed);
+  });
 }
 
 // The oldest message that was announced and that no posted recv is to get, as the last `progress`
@@ -184,7 +188,9 @@ MessagePostbox::Ticket MessagePostbox::recv(void* data, uint64_t nbytes, uint32_
 // Moves everything that can be moved. The mutex is held.
 void MessagePostbox::progress() {
   drain();
-  for (Message& m : arrived_) m.claimed = false;
+  if (coming_ > 0) {
+    for (Message& m : arrived_) m.claimed = false;
+  }
   std::erase_if(incoming_, [&](Ticket ticket) {
     Item& item = items_.at(ticket);
     try {
@@ -257,7 +263,7 @@ uint32_t MessagePostbox::wait(Ticket ticket, double timeout_s) {
       const bool closed = engine_->check(item->peer, pulse);
       const std::lock_guard lock(engine_->mutex());
       // It still arrives if its sender has closed.
-      const bool coming = item->incoming && find(item->peer, item->tag, true) != nullptr;
+      const bool coming = item->incoming && find(item->peer, item->tag, true) != arrived_.end();
       return (closed && !coming) || now_ns() >= deadline;
     });
   } catch (const Error&) {  // whoever hears of it may change or free the memory

@@ -85,7 +85,7 @@ class MessagePostbox {
   void receive_all();
   void receive_payload(Message& message);
   std::optional<uint32_t> collect(const Item& item);
-  Message* find(int32_t src, uint32_t tag, bool also_claimed);
+  std::list<Message>::iterator find(int32_t src, uint32_t tag, bool also_claimed);
   std::optional<Envelope> peek(int32_t src, int64_t tag);
   std::string describe(const Item& item) const;
 
@@ -96,6 +96,7 @@ class MessagePostbox {
   std::deque<Ticket> incoming_;  // posted and not done, in order
   Ticket newest_ = 0;
   std::list<Message> arrived_;  // in order of arrival, complete or not
+  uint64_t coming_ = 0;         // of these, those that are not complete
 };
 
 }  // namespace pycoll
