@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from pycoll import _C
 from pycoll.config import check_timeout
 from pycoll.errors import ArgumentError, CollError, CollTimeout, ConcurrentUseError
 from pycoll.runtime.calls.work import Work
@@ -46,12 +47,18 @@ class MessageWork(Work):
 
     def done(self) -> bool:
         """Tell whether the message has been sent or received, or has failed, without waiting."""
-        if not self._ended and self._session.postbox().done(self._ticket):
+        if not self._ended and self._over():
             try:
                 self.wait()
             except CollError:
                 return self._ended
         return self._ended
+
+    def _over(self) -> bool:
+        try:
+            return self._session.postbox().done(self._ticket)
+        except _C.EngineError:  # the communicator has failed; a wait says why
+            return True
 
     def wait(self, timeout: float | None = None) -> Any:
         """Wait for the message.

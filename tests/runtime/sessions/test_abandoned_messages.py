@@ -4,6 +4,7 @@ import gc
 import socket
 import struct
 import threading
+import time
 import weakref
 
 import numpy as np
@@ -11,8 +12,9 @@ import pytest
 
 from pycoll import _C
 from pycoll.config import Config
-from pycoll.errors import CollTimeout
+from pycoll.errors import CollTimeout, PeerLost
 from pycoll.runtime.calls import plans
+from pycoll.runtime.calls.messages import wait_any
 from pycoll.runtime.sessions.message_session import MpiJob, MpiSession
 from pycoll.runtime.startup.hosts import Card
 from pycoll.types import Kind
@@ -132,3 +134,18 @@ def test_a_call_that_is_given_up(pair, monkeypatch, later):
     peer.sendall(rest[1] + FRAME.pack(LANES + MAIL, rest[0], HEAD.size + 4) + head + b"\7" * 4)
     other.recv(y, 1, 9, 5)
     assert (y == 0x0707).all()
+
+
+def test_a_message_has_ended_when_its_connection_has(pair):
+    """`done` says so instead of raising, and `wait` says why."""
+    job, theirs = pair
+    work = session_of(job).irecv(np.empty(3), 1, 4)
+    assert not work.done()
+    theirs.close()
+    until = time.monotonic() + 5
+    while not work.done():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert wait_any([work]) == 0
+    with pytest.raises(PeerLost, match="rank 1 is lost"):
+        work.wait()
