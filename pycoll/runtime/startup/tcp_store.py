@@ -23,6 +23,7 @@ from pycoll.runtime.startup.tcp_proofs import keyed, same
 
 _MOST_BYTES = 1 << 20  # of a line
 _HELLO_S = 3.0  # in which a connection proves that it belongs here
+_CALL_S = 3.0  # for one address of rank 0's host
 _PAUSE_S = 0.05
 _MOST_STRANGERS = 64  # connections that may be about to prove it, besides those that can
 _CHALLENGE_BYTES = 32
@@ -146,7 +147,10 @@ class StoreClient:
             time.sleep(_PAUSE_S)
 
     def _connect(self, host: str, port: int, timeout_s: float) -> None:
-        self._line = socket.create_connection((host, port), timeout_s)
+        # An address that does not answer leaves time for the next one of this host, and again.
+        patience_s = max(_PAUSE_S, min(_CALL_S, timeout_s / 4))
+        self._line = socket.create_connection((host, port), patience_s)
+        self._line.settimeout(timeout_s)
         self._file = self._line.makefile("rwb")
         if self._line.getsockname() == self._line.getpeername():  # nobody listens there
             self.close()

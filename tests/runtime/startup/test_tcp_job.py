@@ -291,6 +291,25 @@ def test_strangers_that_say_nothing_do_not_use_up_descriptors(capfd):
     assert capfd.readouterr().err == ""  # of tasks that are pending
 
 
+def test_an_address_that_does_not_answer_leaves_time_for_the_next(monkeypatch):
+    port, limit_s = free_port(), 16.0
+    server = StoreServer(port, SECRET, 1)
+    with contextlib.ExitStack() as stack:
+        full = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(3):  # the system drops who calls from now on
+            line = stack.enter_context(socket.socket())
+            line.setblocking(False)
+            line.connect_ex(full.getsockname())
+        places = [full.getsockname(), ("127.0.0.1", port)]
+        found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", place) for place in places]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_args, **_more: found)
+        began = time.monotonic()
+        client = StoreClient("two-addresses", port, SECRET, limit_s)
+        assert time.monotonic() - began < limit_s
+        client.close()
+    server.close()
+
+
 def test_a_rank_that_reaches_itself_goes_on_waiting(monkeypatch):
     """A system may give a connection the very port that nobody listens at."""
     port, real, tries = free_port(), socket.create_connection, []
