@@ -81,7 +81,8 @@ def _compare(members: list[dict[str, Any]]) -> None:
             said.setdefault(member[name], []).append(rank)
         if len(said) > 1:
             texts = (
-                f"rank{'s' * (len(r) > 1)} {', '.join(map(str, r))} on {members[r[0]]['name']}: {t}"
+                f"rank{'s' * (len(r) > 1)} {', '.join(map(str, r))} on "
+                f"{', '.join(dict.fromkeys(members[q]['name'] for q in r))}: {t}"
                 for t, r in said.items()
             )
             kind = TransportError if name == "version" else ArgumentError

@@ -17,7 +17,7 @@ import pytest
 
 from namespaces import CABLE, addresses, ip, two_hosts
 from pycoll.errors import CollTimeout, TransportError
-from pycoll.runtime.startup import tcp_store
+from pycoll.runtime.startup import tcp_job, tcp_store
 from pycoll.runtime.startup.store_meeting import StoreMeeting
 from pycoll.runtime.startup.tcp_store import StoreClient, StoreServer
 
@@ -216,6 +216,13 @@ def test_settings_that_differ_are_an_error_on_all_ranks():
     for status, _, err in finish([start(r, 2, port, text=text) for r in range(2)]):
         assert status == 1
         assert "ranks have different settings" in err
+
+
+def test_ranks_that_differ_are_named_with_all_their_hosts():
+    rows = [("a", "1"), ("b", "1"), ("b", "1"), ("b", "2")]
+    members = [{"name": name, "version": v, "settings": ""} for name, v in rows]
+    with pytest.raises(TransportError, match=r"ranks 0, 1, 2 on a, b: 1; rank 3 on b: 2$"):
+        tcp_job._compare(members)
 
 
 def test_a_setting_that_is_wrong_on_one_rank():
