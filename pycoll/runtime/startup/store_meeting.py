@@ -13,6 +13,7 @@ from typing import Any
 
 from pycoll.errors import CollTimeout, PeerLeft, PeerLost, TransportError, in_words
 from pycoll.runtime.startup.tcp_connections import Board
+from pycoll.runtime.startup.tcp_proofs import OTHER_SECRET
 
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.0005, 0.05  # between two looks at the store
 _REFUSED = "pycoll/refused"
@@ -143,7 +144,11 @@ class StoreMeeting:
         if not absent:
             return f"{_ranks(missing)} came to {self._call}, and then did not answer"
         who = "none of them has" if len(absent) == len(missing) else f"{_ranks(absent)} have not"
-        return f"{who} come to {self._call}"
+        turned_away = ""
+        if self._store.check([OTHER_SECRET]):  # a rank, or a stranger
+            caller = self._store.get(OTHER_SECRET).decode()
+            turned_away = f"; a process at {caller} called with another PYCOLL_SECRET"
+        return f"{who} come to {self._call}{turned_away}"
 
 
 def _ranks(ranks: list[int]) -> str:

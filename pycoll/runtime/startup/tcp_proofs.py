@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from pycoll.errors import TransportError
 
+OTHER_SECRET = "pycoll/other secret"  # key of a store: who called with one
 CHALLENGE_BYTES = PROOF_BYTES = 32
 _WORD_BYTES = 16
 _ENDS = struct.Struct("!II")  # the dialled rank, the dialling one

@@ -19,7 +19,7 @@ from typing import Any
 
 from pycoll.errors import CollTimeout, PeerLost, TransportError
 from pycoll.runtime.sessions.message_session import OWN_THREAD
-from pycoll.runtime.startup.tcp_proofs import keyed, same
+from pycoll.runtime.startup.tcp_proofs import OTHER_SECRET, keyed, same
 
 _MOST_BYTES = 1 << 20  # of a line
 _HELLO_S = 3.0  # in which a connection proves that it belongs here
@@ -104,6 +104,8 @@ class StoreServer:
         proof, other = await reader.readexactly(32), await reader.readexactly(_CHALLENGE_BYTES)
         if not same(proof, keyed(self._secret, b"client\0" + own)):
             writer.write(secrets.token_bytes(32))  # which shows the other end that secrets differ
+            who = writer.get_extra_info("peername")[0]
+            self._texts[OTHER_SECRET] = who.removeprefix("::ffff:")
             return False
         writer.write(keyed(self._secret, b"server\0" + other))
         return True

@@ -275,6 +275,11 @@ def test_another_secret_is_an_error_at_once():
     server = StoreServer(port, SECRET, 1)
     with pytest.raises(TransportError, match="does not know the secret of this job"):
         StoreClient("localhost", port, "another", 60)
+    client = StoreClient("localhost", port, SECRET, 60)
+    told = r"none of them has come to init; a process at \S+ called with another PYCOLL_SECRET$"
+    with pytest.raises(CollTimeout, match=told):  # the others wait for it
+        StoreMeeting(client, 0, 2, 0.2, "init").meet(None)
+    client.close()
     server.close()
 
 
