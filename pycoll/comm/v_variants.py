@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
 
-from pycoll.runtime.calls.methods import reports_misuse
+from pycoll.runtime.calls.methods import reports_misuse, v_variant
 from pycoll.runtime.calls.parts import v_variants
 from pycoll.runtime.sessions.session import Session
 from pycoll.types import Kind
@@ -48,6 +48,7 @@ class RaggedCollectives:
         timeout: float | None = None,
     ) -> tuple[_A, _Rows]: ...
 
+    @v_variant(Kind.ALL_GATHER_V)
     @reports_misuse
     def all_gather_v(
         self,
@@ -61,6 +62,7 @@ class RaggedCollectives:
         kind = Kind.ALL_GATHER_V
         return v_variants.gather(self._session, kind, x, 0, out, timeout, counted=return_counts)
 
+    @v_variant(Kind.GATHER_V)
     @reports_misuse
     def gather_v(
         self,
@@ -78,6 +80,7 @@ class RaggedCollectives:
         kind = Kind.GATHER_V
         return v_variants.gather(self._session, kind, x, root, out, timeout, counted=return_counts)
 
+    @v_variant(Kind.SCATTER_V)
     @reports_misuse
     def scatter_v(
         self,
@@ -96,6 +99,7 @@ class RaggedCollectives:
         result: _A = v_variants.scatter(self._session, x, counts, root, out, timeout)
         return result
 
+    @v_variant(Kind.REDUCE_SCATTER_V)
     @reports_misuse
     def reduce_scatter_v(
         self,
@@ -133,6 +137,7 @@ class RaggedCollectives:
         timeout: float | None = None,
     ) -> tuple[_A, _Rows]: ...
 
+    @v_variant(Kind.ALL_TO_ALL_V)
     @reports_misuse
     def all_to_all_v(
         self,

@@ -10,6 +10,7 @@
 
 #include "bindings/calls/fast_path.h"
 #include "bindings/calls/message_calls.h"
+#include "bindings/calls/sized_calls.h"
 
 namespace py = pybind11;
 namespace pycoll {
@@ -21,9 +22,10 @@ struct Signature {
   std::array<int, kArgs> positional{};
   Py_ssize_t positional_count = 0;
   bool in_place = false;  // without `out`, the result takes the place of `x`
-  // Of a message: what it is, and the Python function that serves what is not usual.
-  std::optional<MessageCall> message;
+  // Of messages and v-variants the Python function that serves what is not usual; and of a message
+  // which one it is.
   py::object function;
+  std::optional<MessageCall> message;
 };
 
 struct Method {
@@ -134,8 +136,7 @@ PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* k
   });
 }
 
-PyObject* call_message_or_python(PyObject* self, PyObject* const* args, size_t nargsf,
-                                 PyObject* keywords) {
+PyObject* call_or_python(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* keywords) {
   return guarded([&]() -> PyObject* {
     const Signature& signature = *reinterpret_cast<Method*>(self)->signature;
     const Py_ssize_t nargs = PyVectorcall_NARGS(nargsf);
@@ -143,8 +144,10 @@ PyObject* call_message_or_python(PyObject* self, PyObject* const* args, size_t n
                       reinterpret_cast<Caller*>(args[0])->fast != nullptr;
     PyObject* all[kArgs];
     if (open && fits(signature, args + 1, nargs - 1, keywords, all)) {
-      PyObject* const result =
-          call_message(fast_of(args[0]).ptr(), args[0], *signature.message, all);
+      const py::object fast = fast_of(args[0]);
+      PyObject* const result = signature.message
+                                   ? call_message(fast.ptr(), args[0], *signature.message, all)
+                                   : call_sized(fast.ptr(), all);
       if (result != Py_NotImplemented) return result;
       Py_DECREF(result);
     }
@@ -181,8 +184,10 @@ PyObject* create_method(PyTypeObject* type, PyObject* args, PyObject*) {
     signature->defaults[kKind] = given[0];
     signature->in_place = given[4].cast<bool>();
     if (!given[5].is_none()) {
-      signature->message = static_cast<MessageCall>(given[0].cast<int>());
       signature->function = given[5];
+      if (PyLong_CheckExact(given[0].ptr())) {
+        signature->message = static_cast<MessageCall>(given[0].cast<int>());
+      }
     }
     signature->positional_count = static_cast<Py_ssize_t>(positional.size());
     for (size_t i = 0; i < positional.size(); ++i) {
@@ -190,7 +195,7 @@ PyObject* create_method(PyTypeObject* type, PyObject* args, PyObject*) {
     }
     auto* self = reinterpret_cast<Method*>(type->tp_alloc(type, 0));
     if (self == nullptr) throw py::error_already_set();
-    self->vectorcall = signature->message ? call_message_or_python : call;
+    self->vectorcall = signature->function ? call_or_python : call;
     self->signature = signature.release();
     return reinterpret_cast<PyObject*>(self);
   });

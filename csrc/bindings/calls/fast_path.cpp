@@ -41,16 +41,14 @@ bool make_key(const FastcallState& state, PyObject* const* args, CallKey& key, C
   return true;
 }
 
-namespace {
-
-// Lets peers hear of an interrupt before the engine has a call: they would take the next call of
-// this rank for this one.
 void tell_of_interrupt(const FastcallState& state, py::error_already_set& error) {
   try {
     state.interrupted()(error.type().attr("__name__"));
   } catch (py::error_already_set&) {  // the interrupt is what the user gets
   }
 }
+
+namespace {
 
 // Calls what a hook gives, in place of the engine's part of a call or before it.
 [[gnu::noinline]] py::object in_python(FastcallState& state, const py::object& hook,
@@ -65,7 +63,8 @@ void tell_of_interrupt(const FastcallState& state, py::error_already_set& error)
   }
 }
 
-// The id of the line that called the communicator's method: the innermost Python frame.
+}  // namespace
+
 uint32_t call_site(FastcallState& state) {
   const CodePlace place = innermost_place();
   if (!place.code) return 0;
@@ -73,6 +72,8 @@ uint32_t call_site(FastcallState& state) {
   if (!known.is(place)) known = {place, in_python(state, state.site).cast<uint32_t>()};
   return known.number;
 }
+
+namespace {
 
 // Raises the exception for an engine error; a pending one, of an interrupt, stays. Where MPI may
 // still look at the arrays, they are never let go.

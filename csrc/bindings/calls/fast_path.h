@@ -72,15 +72,16 @@ PyObject* refuse_call(PyObject* fastcall, const char* text);
 void add_caller(pybind11::module_& m);
 
 // Adds the type `Method`: a method of a `Caller` whose signature and text are those of a Python
-// function, and whose body is call_fast_or_slow on the attribute `_fast`, or call_message.
+// function, and whose body is call_fast_or_slow on the attribute `_fast`, or call_message or
+// call_sized.
 //
 //   Method(kind, names, positional, defaults, in_place, function)
 //
 // names: parameter name of each Arg, or None where the method has no such parameter; positional:
 // the Args that may be given by position, in order; defaults: a value for each Arg, or the name
-// itself where it must be given; in_place: where `out` is None it is `x`; function: None, or of a
-// message what serves calls that are not usual: then `kind` is a MessageCall, and the Args are
-// MessageArgs.
+// itself where it must be given; in_place: where `out` is None it is `x`; function: None, or of
+// messages and v-variants what serves calls that are not usual: then the Args are MessageArgs, and
+// `kind` is a MessageCall as an int, or they are SizedArgs.
 void add_method(pybind11::module_& m);
 
 // Adds the types `BoundPlan` and `Persistent`; plans.cpp.

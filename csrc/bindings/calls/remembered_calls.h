@@ -62,6 +62,13 @@ struct RememberedCall : RunnableCall {
 
 struct SizedCall;  // sized_calls.h
 
+// What ranks have said of the sizes of a call that Python code then goes on with.
+struct SaidSizes {
+  unsigned long thread = 0;
+  std::array<PyObject*, 7> call{};  // its arguments, compared by identity
+  pybind11::object table;
+};
+
 struct FastcallState {
   std::shared_ptr<Engine> engine;
   std::shared_ptr<MessageEngine> mpi;   // instead of `engine`
@@ -75,6 +82,7 @@ struct FastcallState {
       flight;  // what keeps the arrays of queued calls, and the type for one
   std::array<RememberedCall, kSlots> entries;
   std::vector<std::shared_ptr<const SizedCall>> sized;
+  SaidSizes said;
   KnownPlaces sites;
   uint32_t running = 0;                           // calls of all threads that hold no references
   std::vector<std::shared_ptr<const void>> gone;  // what they may use, and is no longer here
@@ -123,7 +131,15 @@ RunnableCall runnable(const FastcallState& state, pybind11::handle call);
 // background of two levels comes before it.
 bool can_run(const FastcallState& state);
 
-// Runs a call; null with a Python error set if it has failed. fast_path.cpp.
+// The id of the line that called the communicator's method: the innermost Python frame. May run
+// Python code. fast_path.cpp, as what follows.
+uint32_t call_site(FastcallState& state);
+
+// Lets peers hear of an interrupt before the engine has a call: they would take the next call of
+// this rank for this one.
+void tell_of_interrupt(const FastcallState& state, pybind11::error_already_set& error);
+
+// Runs a call; null with a Python error set if it has failed.
 PyObject* run(FastcallState& state, const RunnableCall& call, CallArrays& arrays, uint32_t site,
               double limit_s);
 

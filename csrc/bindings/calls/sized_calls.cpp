@@ -15,8 +15,7 @@ namespace {
 
 constexpr size_t kMostKept = 16;
 
-// The arguments of a call, in order; what follows differs.
-enum SizedArg { kSizes = kOrder + 1, kOwn };
+constexpr int kOwn = kSizes + 1;  // where arguments begin that are not of the call
 
 py::bytes new_bytes(Py_ssize_t count) {
   PyObject* const made = PyBytes_FromStringAndSize(nullptr, count);
@@ -146,33 +145,73 @@ PyObject* remember_sized(PyObject* fastcall, PyObject* const* args, Py_ssize_t n
   });
 }
 
+namespace {
+
+// Runs a call like an earlier one: its result, or the bytes of what ranks have said if that is new,
+// or NotImplemented. Null with a Python error set if it has failed.
+PyObject* run_like_before(FastcallState& state, PyObject* const* args, uint32_t site,
+                          double limit_s) {
+  SizedKey key;
+  SizedArrays arrays;
+  if (!can_run(state) || !describe(state, args, key, arrays)) return not_served();
+  const auto found = std::find_if(state.sized.begin(), state.sized.end(),
+                                  [&](const auto& entry) { return entry->key == key; });
+  if (found == state.sized.end()) return not_served();
+  const std::shared_ptr<const SizedCall> like = *found;  // another thread may drop it meanwhile
+  const auto x = py::reinterpret_borrow<py::object>(args[kX]);
+  const py::object result = result_of(*like, x.ptr(), args[kOut], arrays.out);
+  if (!result || !can_run(state)) return not_served();  // that may have run Python code
+  const Py_ssize_t nbytes = PyBytes_GET_SIZE(like->table.ptr());
+  py::object table = tell(state, like->tell, like->row, nbytes, site, limit_s);
+  if (!table) return nullptr;
+  const bool as_before = std::memcmp(PyBytes_AS_STRING(table.ptr()),
+                                     PyBytes_AS_STRING(like->table.ptr()), size_t(nbytes)) == 0;
+  // Python code raises what a communicator raises that another thread has closed meanwhile.
+  if (!as_before || !can_run(state)) return table.release().ptr();
+  CallArrays given{arrays.x, arrays.out, x, result};
+  return run(state, like->move, given, site, limit_s);
+}
+
+SaidSizes said_of(PyObject* const* args, py::object table) {
+  SaidSizes said{PyThread_get_thread_ident(), {}, std::move(table)};
+  std::copy_n(args, said.call.size(), said.call.begin());
+  return said;
+}
+
+}  // namespace
+
 PyObject* run_sized(PyObject* fastcall, PyObject* const* args, Py_ssize_t nargs) {
   return guarded([&]() -> PyObject* {
     if (nargs != kOwn + 2) throw py::type_error("run_sized takes 9 arguments");
     FastcallState& state = state_of(fastcall);
-    SizedKey key;
-    SizedArrays arrays;
-    if (!can_run(state) || !describe(state, args, key, arrays)) return not_served();
-    const auto found = std::find_if(state.sized.begin(), state.sized.end(),
-                                    [&](const auto& entry) { return entry->key == key; });
-    if (found == state.sized.end()) return not_served();
-    const std::shared_ptr<const SizedCall> like = *found;  // another thread may drop it meanwhile
-    const auto x = py::reinterpret_borrow<py::object>(args[kX]);
-    const py::object result = result_of(*like, x.ptr(), args[kOut], arrays.out);
-    if (!result || !can_run(state)) return not_served();  // that may have run Python code
-    const uint32_t site = site_of(args[kOwn]);
+    SaidSizes said = std::exchange(state.said, {});
+    const SaidSizes now = said_of(args, {});
+    if (said.table && said.thread == now.thread && said.call == now.call) {
+      return said.table.release().ptr();
+    }
     const double limit_s = PyFloat_AsDouble(args[kOwn + 1]);
     if (PyErr_Occurred() != nullptr) throw py::error_already_set();
-    const Py_ssize_t nbytes = PyBytes_GET_SIZE(like->table.ptr());
-    py::object table = tell(state, like->tell, like->row, nbytes, site, limit_s);
-    if (!table) return nullptr;
-    const bool as_before = std::memcmp(PyBytes_AS_STRING(table.ptr()),
-                                       PyBytes_AS_STRING(like->table.ptr()), size_t(nbytes)) == 0;
-    // Python code raises what a communicator raises that another thread has closed meanwhile.
-    if (!as_before || !can_run(state)) return table.release().ptr();
-    CallArrays given{arrays.x, arrays.out, x, result};
-    return run(state, like->move, given, site, limit_s);
+    return run_like_before(state, args, site_of(args[kOwn]), limit_s);
   });
+}
+
+PyObject* call_sized(PyObject* fastcall, PyObject* const* args) {
+  FastcallState& state = state_of(fastcall);
+  state.said = {};
+  const std::optional<double> limit_s = limit_of(args[kSizedTimeout]);
+  if (!limit_s || args[kReturnCounts] != Py_False || state.sized.empty()) return not_served();
+  py::object result;
+  try {
+    const uint32_t site = call_site(state);
+    result = py::reinterpret_steal<py::object>(run_like_before(state, args, site, *limit_s));
+    if (!result) throw py::error_already_set();
+  } catch (py::error_already_set& error) {
+    if (!error.matches(PyExc_Exception)) tell_of_interrupt(state, error);
+    throw;
+  }
+  if (!PyBytes_CheckExact(result.ptr())) return result.release().ptr();
+  state.said = said_of(args, std::move(result));
+  return not_served();
 }
 
 }  // namespace pycoll

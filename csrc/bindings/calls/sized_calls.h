@@ -27,6 +27,7 @@
 #include <vector>
 
 #include "bindings/calls/arguments.h"
+#include "bindings/calls/fast_path.h"
 #include "bindings/calls/remembered_calls.h"
 
 namespace pycoll {
@@ -46,6 +47,15 @@ struct SizedCall {
   std::optional<ArrayKey> fresh;  // the result to allocate
   pybind11::object kept[7];       // references to what the keys point to
 };
+
+// The arguments of a v-variant, in the order in which they are passed around; those before are
+// kKind to kOrder of Arg.
+enum SizedArg { kSizes = kOrder + 1, kSizedTimeout, kReturnCounts };
+
+// Runs a call of a communicator, as run_sized does. Null with a Python error set if it has failed;
+// NotImplemented if Python code is to serve it, which then gets from run_sized what ranks have said
+// already, if they have.
+PyObject* call_sized(PyObject* fastcall, PyObject* const* args);
 
 PyObject* run_on_bytes(PyObject* fastcall, PyObject* const* args, Py_ssize_t nargs);
 PyObject* remember_sized(PyObject* fastcall, PyObject* const* args, Py_ssize_t nargs);

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from pycoll import _C
@@ -105,11 +105,15 @@ def collective(kind: Kind, *, in_place: bool = False) -> Callable[[_F], _F]:
 
 
 _MESSAGES = ("send", "recv", "isend", "irecv", "sendrecv")  # as MessageCall has them
-_PARTS = {
+_OF_MESSAGES = {
     **{"message": None, "x": None, "out": None, "dst": None, "src": None, "tag": 0},
     **{"recv_tag": None, "timeout": None, "stream": None},
 }
-"""Of all arguments of messages, in the order in which the engine has them, as MessageArg."""
+_OF_V_VARIANTS = {
+    **{"kind": None, "x": None, "out": None, "op": "sum", "root": 0, "order": None},
+    **{"counts": (), "timeout": None, "return_counts": False},
+}
+"""Of all arguments, in the order in which the engine has them, as MessageArg and SizedArg."""
 
 
 def message(function: _F) -> _F:
@@ -118,18 +122,33 @@ def message(function: _F) -> _F:
     A call that is not usual goes to the function decorated: of another array or dtype, of
     ``pycoll.ANY`` as a tag, or with arguments that are wrong.
     """
-    parameters = list(inspect.signature(function).parameters.values())[1:]
     into = function.__name__ in ("recv", "irecv")  # their ``x`` is what others call ``out``
-    called = {"out" if p.name == "x" and into else p.name: p for p in parameters}
-    names = tuple(called[name].name if name in called else None for name in _PARTS)
-    place = list(_PARTS).index
+    number = _MESSAGES.index(function.__name__)
+    return _served(function, number, _OF_MESSAGES, {"x": "out"} if into else {})
+
+
+def v_variant(kind: Kind) -> Callable[[_F], _F]:
+    """Make a method run a v-variant like an earlier one without Python code.
+
+    Any other call goes to the function decorated.
+    """
+    return lambda function: _served(function, kind, _OF_V_VARIANTS, {})
+
+
+def _served(
+    function: Any, kind: int, defaults: Mapping[str, Any], renamed: Mapping[str, str]
+) -> Any:
+    """Make a method that the extension serves if it can, and else the function."""
+    parameters = list(inspect.signature(function).parameters.values())[1:]
+    called = {renamed.get(p.name, p.name): p for p in parameters}
+    names = tuple(called[name].name if name in called else None for name in defaults)
+    place = list(defaults).index
     by_place = (name for name, p in called.items() if p.kind is p.POSITIONAL_OR_KEYWORD)
-    defaults = tuple(
+    values = tuple(
         default if name not in called else _default(called[name])
-        for name, default in _PARTS.items()
+        for name, default in defaults.items()
     )
-    number, positional = _MESSAGES.index(function.__name__), tuple(map(place, by_place))
-    method = _C.Method(number, names, positional, defaults, False, function)
+    method = _C.Method(kind, names, tuple(map(place, by_place)), values, False, function)
     return _named_like(method, function)
 
 

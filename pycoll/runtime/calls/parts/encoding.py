@@ -17,6 +17,7 @@ import numpy as np
 from pycoll.errors import ArgumentError, kind_of
 
 _DATA, _PICKLE = b"m", b"p"  # the first byte
+_MOST_KEPT = 64 << 10  # bytes that a packer has packed that is used again
 _TUPLE, _SET, _FROZENSET, _COMPLEX, _INT, _ARRAY, _SCALAR = range(7)
 _GROUPS = {tuple: _TUPLE, set: _SET, frozenset: _FROZENSET}
 _MAKE = {_TUPLE: tuple, _SET: set, _FROZENSET: frozenset}
@@ -65,9 +66,19 @@ def _msgpack() -> Any:
     return msgpack
 
 
+_PACKERS: list[Any] = []  # that are not in use: making one takes longer than packing a small object
+
+
 def _packed(x: Any) -> bytes:
     try:
-        return _msgpack().packb(x, default=_extension, strict_types=True)
+        packer = _PACKERS.pop()
+    except IndexError:
+        packer = _msgpack().Packer(default=_extension, strict_types=True)
+    try:
+        data: bytes = packer.pack(x)
+        if len(data) <= _MOST_KEPT:  # it keeps as much memory
+            _PACKERS.append(packer)
+        return data
     except ArgumentError:
         raise
     except (ValueError, OverflowError) as error:  # nested too deeply, or too large

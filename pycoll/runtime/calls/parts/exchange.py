@@ -82,7 +82,7 @@ def spread(session: Session, kind: Kind, root: int, row: bytes, limit: float) ->
 
 def _run(session: Session, call: BytesCall, row: bytes, limit: float | None) -> bytes:
     limit = session.config.timeout_s if limit is None else limit
-    site = session.refusing(session.site)
+    site = session.site()
     found = session.fast.on_bytes(call.runs, row, call.nbytes, site, limit)
     if found is not NotImplemented:
         return found

@@ -30,7 +30,7 @@ def broadcast(session: Session, x: Any, root: int, pickle: bool, timeout: float 
     """See `Communicator.broadcast_object`."""
 
     def prepare() -> tuple[int, float, bytes]:
-        whose, limit = session.check(CallRequest(Kind.BROADCAST, root=root), timeout)
+        whose, limit = _checked(session, Kind.BROADCAST, root, timeout)
         return whose, limit, pack(x, pickle) if session.rank == whose else b""
 
     root, limit, data = session.refusing(prepare)
@@ -52,14 +52,29 @@ def gather(
     """See `Communicator.gather_object` and `Communicator.all_gather_object`."""
 
     def prepare() -> tuple[int, float, bytes]:
-        return *session.check(CallRequest(kind, root=root), timeout), pack(x, pickle)
+        return *_checked(session, kind, root, timeout), pack(x, pickle)
 
     root, limit, data = session.refusing(prepare)
     room = max(_LEAST_HEAD, min(_HEAD_BYTES, _HEADS_BYTES // session.world_size))
     heads = exchange(session, kind, _head(data, root, room), limit)
+    wanted = kind != Kind.GATHER_V or session.rank == root
+    sizes = _sizes_of_whole(heads, room, root)
+    if sizes is not None:
+        starts = range(_FIRST, len(heads), room)
+        bodies = [heads[at : at + size] for at, size in zip(starts, sizes, strict=True)]
+    else:
+        bodies = _in_two_calls(session, kind, data, heads, root, timeout)
+    return [unpack(body, pickle, rank) for rank, body in enumerate(bodies)] if wanted else None
+
+
+def _in_two_calls(
+    session: Session, kind: Kind, data: bytes, heads: bytes, root: int, timeout: float | None
+) -> list[bytes]:
+    """Gather what the heads have no room for; return all of each object."""
+    room = len(heads) // session.world_size
     starts = range(0, len(heads), room)
     sizes, roots = zip(*(_SIZE_AND_ROOT.unpack_from(heads, at) for at in starts), strict=True)
-    check_equal(session, kind, "root", roots, limit)
+    check_equal(session, kind, "root", roots, session.limit(timeout))
     ends = [at + min(room, _FIRST + size) for at, size in zip(starts, sizes, strict=True)]
     bodies = [heads[at + _FIRST : end] for at, end in zip(starts, ends, strict=True)]
     if max(sizes) > room - _FIRST:
@@ -69,9 +84,28 @@ def gather(
         if whole is not None:
             parts = np.split(whole, np.cumsum(rests)[:-1])
             bodies = [body + part.tobytes() for body, part in zip(bodies, parts, strict=True)]
-    if kind == Kind.GATHER_V and session.rank != root:
-        return None
-    return [unpack(body, pickle, rank) for rank, body in enumerate(bodies)]
+    return bodies
+
+
+def _checked(session: Session, kind: Kind, root: Any, timeout: float | None) -> tuple[int, float]:
+    """Check a root and a time limit; see `Session.check`."""
+    if timeout is None and type(root) is int and 0 <= root < session.world_size:
+        return root, session.config.timeout_s
+    return session.check(CallRequest(kind, root=root), timeout)
+
+
+def _sizes_of_whole(heads: bytes, room: int, root: int) -> list[int] | None:
+    """Return the sizes of objects whose heads are all there is of them.
+
+    None if one is larger, or if a rank has another root.
+    """
+    sizes = []
+    for at in range(0, len(heads), room):
+        size, said = _SIZE_AND_ROOT.unpack_from(heads, at)
+        if said != root or size > room - _FIRST:
+            return None
+        sizes.append(size)
+    return sizes
 
 
 @in_parts

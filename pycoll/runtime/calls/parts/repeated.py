@@ -48,7 +48,7 @@ def again(session: Session, call: Sized, timeout: float | None) -> tuple[bool, A
         limit = session.config.timeout_s
     else:
         limit = session.refusing(lambda: session.limit(timeout))
-    site = session.refusing(session.site)
+    site = session.site()
     found = session.fast.run_sized(*call, site, limit)
     if found is NotImplemented:
         return False, None
