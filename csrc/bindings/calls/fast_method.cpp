@@ -145,9 +145,8 @@ PyObject* call_or_python(PyObject* self, PyObject* const* args, size_t nargsf, P
     PyObject* all[kArgs];
     if (open && fits(signature, args + 1, nargs - 1, keywords, all)) {
       const py::object fast = fast_of(args[0]);
-      PyObject* const result = signature.message
-                                   ? call_message(fast.ptr(), args[0], *signature.message, all)
-                                   : call_sized(fast.ptr(), all);
+      PyObject* const result = signature.message ? call_message(fast.ptr(), *signature.message, all)
+                                                 : call_sized(fast.ptr(), all);
       if (result != Py_NotImplemented) return result;
       Py_DECREF(result);
     }

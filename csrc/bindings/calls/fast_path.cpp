@@ -43,18 +43,19 @@ bool make_key(const FastcallState& state, PyObject* const* args, CallKey& key, C
 
 void tell_of_interrupt(const FastcallState& state, py::error_already_set& error) {
   try {
-    state.interrupted()(error.type().attr("__name__"));
+    session_of(state).attr("_interrupted")(error.type().attr("__name__"));
   } catch (py::error_already_set&) {  // the interrupt is what the user gets
   }
 }
 
 namespace {
 
-// Calls what a hook gives, in place of the engine's part of a call or before it.
-[[gnu::noinline]] py::object in_python(FastcallState& state, const py::object& hook,
+// Calls a method of the session, in place of the engine's part of a call or before it.
+[[gnu::noinline]] py::object in_python(FastcallState& state, const char* method,
                                        PyObject* const* args = nullptr, size_t nargs = 0) {
   try {
-    PyObject* const result = PyObject_Vectorcall(hook().ptr(), args, nargs, nullptr);
+    const py::object bound = session_of(state).attr(method);
+    PyObject* const result = PyObject_Vectorcall(bound.ptr(), args, nargs, nullptr);
     if (result != nullptr) return py::reinterpret_steal<py::object>(result);
     throw py::error_already_set();
   } catch (py::error_already_set& error) {
@@ -69,7 +70,7 @@ uint32_t call_site(FastcallState& state) {
   const CodePlace place = innermost_place();
   if (!place.code) return 0;
   KnownPlace& known = state.sites[place];
-  if (!known.is(place)) known = {place, in_python(state, state.site).cast<uint32_t>()};
+  if (!known.is(place)) known = {place, in_python(state, "site").cast<uint32_t>()};
   return known.number;
 }
 
@@ -86,11 +87,11 @@ void fail(FastcallState& state, const std::string& kind, const std::string& text
     result.inc_ref();
   }
   if (PyErr_Occurred() == nullptr) {
-    state.fail()(kind, text);
+    session_of(state).attr("_fail")(kind, text);
   } else if (state.two != nullptr) {  // the other level must hear of it
     const py::error_scope kept;
     try {
-      state.fail()(kind, text);
+      session_of(state).attr("_fail")(kind, text);
     } catch (py::error_already_set&) {  // the interrupt is what the user gets
     }
   }
@@ -163,7 +164,8 @@ PyObject* submit(FastcallState& state, const RememberedCall& entry, CallArrays& 
     throw;
   }
   py::setattr(flight, place, py::int_(ticket));
-  return state.queued()(flight).release().ptr();
+  static PyObject* const queued = PyUnicode_InternFromString("_queued");
+  return PyObject_CallMethodOneArg(session_of(state).ptr(), queued, flight.ptr());
 }
 
 // Runs a call on an engine, which another thread may close meanwhile.
@@ -252,7 +254,7 @@ PyObject* fast_or_slow(FastcallState& state, PyObject* const* args, const ArrayK
     }
   }
   if (like != nullptr) return nullptr;
-  return in_python(state, state.slow, slow_args, kArgs).release().ptr();
+  return in_python(state, "call", slow_args, kArgs).release().ptr();
 }
 
 // A call without `out` on what is no array of NumPy.
@@ -290,7 +292,7 @@ bool run_bound(PyObject* fastcall, const BoundArrays& bound, PyObject*& result) 
 }
 
 PyObject* refuse_call(PyObject* fastcall, const char* text) {
-  return state_of(fastcall).misused()(text).release().ptr();
+  return session_of(state_of(fastcall)).attr("misused")(text).release().ptr();
 }
 
 }  // namespace pycoll

@@ -28,19 +28,20 @@ inline constexpr Py_ssize_t kArgs = 10;
 // Adds the type `Fastcall`, one object of which belongs to every communicator. Its engine is an
 // Engine with a Heap, or an MessageEngine or a TwoLevelEngine with None.
 //
-//   fast = Fastcall(engine, heap, slow, site, fail, queued, misused, interrupted, in_flight,
-//   flight) fast.remember(bound_or_staged_call, kind, x, out, op, root, order, algorithm, result)
+//   fast = Fastcall(engine, heap, session, freed, in_flight, flight)
+//   fast.remember(bound_or_staged_call, kind, x, out, op, root, order, algorithm, result)
 //   fast.forget()
 //
 // A call whose arrays, see arguments.h, are of shapes, dtypes and kinds of memory that were
 // remembered, with all other arguments but the timeout being the very objects that were remembered,
-// goes straight to the engine. Any other call goes to `slow`, with all kArgs arguments. `result` is
-// an array like the one to allocate for the result, or None. `slow` and what follows it are weak
-// references to bound methods: site() returns the id of the call site (asked once per place in the
-// program), fail(kind, text) raises the exception for an engine error, queued(kept)
-// returns what a call with async_op returns, misused(text) raises TypeError and lets peers know,
-// interrupted(name) lets them know that an exception of that name, an interrupt, has ended a call
-// before the engine had it.
+// goes straight to the engine. `result` is an array like the one to allocate for the result, or
+// None. `session` is a weak reference; where there is none any more, freed() raises what the caller
+// gets. All else is done by methods of the session: call(...) runs any other call, with all kArgs
+// arguments, site() returns the id of the call site (asked once per place in the program),
+// _fail(kind, text) raises the exception for an engine error, _queued(kept) returns what a call
+// with async_op returns, misused(text) raises TypeError and lets peers know, _interrupted(name)
+// lets them know that an exception of that name, an interrupt, has ended a call before the engine
+// had it.
 //
 // `kept` is an object of the type `flight`, which takes no arguments, with the attributes `keep`
 // and `result`, the arrays of the call, and `ticket`. It is in `in_flight`, a deque, before the

@@ -41,14 +41,14 @@ std::optional<int64_t> plain_source(PyObject* x, uint32_t ranks) {
   return rank && *rank >= 0 ? rank : std::nullopt;
 }
 
-std::optional<PlainMessage> plain_message(const MessagePath& path, PyObject* x, bool incoming,
+std::optional<PlainMessage> plain_message(const py::dict& types, PyObject* x, bool incoming,
                                           PyObject* peer, uint32_t ranks, PyObject* tag) {
   const auto rank = incoming ? plain_source(peer, ranks) : plain_number(peer, 0, ranks);
   const auto label = plain_number(tag, 0, kTags);
   const auto memory = rank && label ? stretch(x, incoming) : std::nullopt;
   if (!memory) return std::nullopt;
   PyObject* const type = reinterpret_cast<PyObject*>(py::detail::array_proxy(x)->descr);
-  PyObject* const number = PyDict_GetItemWithError(path.types.ptr(), type);
+  PyObject* const number = PyDict_GetItemWithError(types.ptr(), type);
   if (number == nullptr && PyErr_Occurred() != nullptr) throw py::error_already_set();
   if (number == nullptr) return std::nullopt;
   return PlainMessage{reinterpret_cast<char*>(memory->first), memory->second,
@@ -56,24 +56,17 @@ std::optional<PlainMessage> plain_message(const MessagePath& path, PyObject* x, 
                       static_cast<int32_t>(*rank), static_cast<uint32_t>(*label)};
 }
 
-py::object session_of(PyObject* comm) {
-  static PyObject* const name = PyUnicode_InternFromString("_session");
-  PyObject* const session = PyObject_GetAttr(comm, name);
-  if (session == nullptr) throw py::error_already_set();
-  return py::reinterpret_steal<py::object>(session);
-}
-
 // Raises what a call raises that this error has ended.
-[[noreturn]] void fail(PyObject* comm, PyObject* sent, bool receives) {
+[[noreturn]] void raise_failure(const FastcallState& state, PyObject* sent, bool receives) {
   const py::error_already_set error;
   const py::object given = sent == nullptr ? py::none() : py::reinterpret_borrow<py::object>(sent);
-  session_of(comm).attr("message_failed")(error.value(), given, receives);
+  session_of(state).attr("message_failed")(error.value(), given, receives);
   throw py::type_error("message_failed has raised nothing");
 }
 
 // Moves messages without Python's lock.
 template <typename F>
-auto moved(PyObject* comm, PyObject* sent, bool receives, const F& work) {
+auto moved(const FastcallState& state, PyObject* sent, bool receives, const F& work) {
   try {
     const Unlocked unlocked;
     return work();
@@ -82,24 +75,23 @@ auto moved(PyObject* comm, PyObject* sent, bool receives, const F& work) {
   } catch (const std::bad_alloc&) {
     PyErr_NoMemory();
   }
-  fail(comm, sent, receives);
+  raise_failure(state, sent, receives);
 }
 
 // What isend and irecv return.
-PyObject* new_work(const MessagePath& path, PyObject* comm, uint64_t ticket, PyObject* x,
-                   bool sends) {
+PyObject* new_work(const FastcallState& state, uint64_t ticket, PyObject* x, bool sends) {
   static PyObject* const names[] = {
       PyUnicode_InternFromString("_session"), PyUnicode_InternFromString("_memory"),
       PyUnicode_InternFromString("_ticket"), PyUnicode_InternFromString("sends"),
       PyUnicode_InternFromString("_ended")};
   static PyObject* const under_way = PyUnicode_InternFromString("under_way");
   try {
-    auto* const type = reinterpret_cast<PyTypeObject*>(path.work.ptr());
+    auto* const type = reinterpret_cast<PyTypeObject*>(state.messages.work.ptr());
     const auto work =
         py::reinterpret_steal<py::object>(type->tp_new(type, py::tuple().ptr(), nullptr));
     if (!work) throw py::error_already_set();
     if (ticket == 0) return work.inc_ref().ptr();  // it has been sent
-    const py::object session = session_of(comm), number = py::int_(ticket);
+    const py::object session = session_of(state), number = py::int_(ticket);
     PyObject* const values[] = {session.ptr(), x, number.ptr(), sends ? Py_True : Py_False,
                                 Py_False};
     for (size_t i = 0; i < std::size(names); ++i) {
@@ -118,8 +110,8 @@ PyObject* new_work(const MessagePath& path, PyObject* comm, uint64_t ticket, PyO
 template <typename Box>
 class Call {
  public:
-  Call(const MessagePath& path, std::shared_ptr<Box> box, PyObject* comm, PyObject* const* args)
-      : path_(path), box_(std::move(box)), comm_(comm), args_(args) {}
+  Call(const FastcallState& state, std::shared_ptr<Box> box, PyObject* const* args)
+      : state_(state), box_(std::move(box)), args_(args) {}
 
   PyObject* run(MessageCall call, double limit_s) {
     switch (call) {
@@ -141,17 +133,19 @@ class Call {
   static PyObject* not_served() { return Py_NewRef(Py_NotImplemented); }
 
   auto going() {
-    return plain_message(path_, args_[kData], false, args_[kTo], box_->world_size(), args_[kTag]);
+    return plain_message(state_.messages.types, args_[kData], false, args_[kTo], box_->world_size(),
+                         args_[kTag]);
   }
   auto coming(PyObject* tag) {
-    return plain_message(path_, args_[kInto], true, args_[kFrom], box_->world_size(), tag);
+    return plain_message(state_.messages.types, args_[kInto], true, args_[kFrom],
+                         box_->world_size(), tag);
   }
   uint64_t post(const PlainMessage& m) {
-    return moved(comm_, args_[kData], false,
+    return moved(state_, args_[kData], false,
                  [&] { return box_->send(m.data, m.nbytes, m.type, uint32_t(m.peer), m.tag); });
   }
   uint64_t expect(const PlainMessage& m) {
-    return moved(comm_, nullptr, false,
+    return moved(state_, nullptr, false,
                  [&] { return box_->recv(m.data, m.nbytes, m.type, m.peer, m.tag); });
   }
 
@@ -159,7 +153,7 @@ class Call {
     const auto m = going();
     if (!m) return not_served();
     if (const uint64_t ticket = post(*m); ticket != 0) {
-      session_of(comm_).attr("leave_behind")(ticket, py::handle(args_[kData]), limit_s);
+      session_of(state_).attr("leave_behind")(ticket, py::handle(args_[kData]), limit_s);
     }
     Py_RETURN_NONE;
   }
@@ -167,7 +161,7 @@ class Call {
   PyObject* recv(double limit_s) {
     const auto m = coming(args_[kTag]);
     if (!m) return not_served();
-    return PyLong_FromUnsignedLong(moved(comm_, nullptr, true, [&] {
+    return PyLong_FromUnsignedLong(moved(state_, nullptr, true, [&] {
       if constexpr (std::is_same_v<Box, MessagePostbox>) {
         return box_->recv(m->data, m->nbytes, m->type, m->peer, m->tag, limit_s);
       } else {
@@ -178,12 +172,12 @@ class Call {
 
   PyObject* isend() {
     const auto m = going();
-    return m ? new_work(path_, comm_, post(*m), args_[kData], true) : not_served();
+    return m ? new_work(state_, post(*m), args_[kData], true) : not_served();
   }
 
   PyObject* irecv() {
     const auto m = coming(args_[kTag]);
-    return m ? new_work(path_, comm_, expect(*m), args_[kInto], false) : not_served();
+    return m ? new_work(state_, expect(*m), args_[kInto], false) : not_served();
   }
 
   PyObject* sendrecv(double limit_s) {
@@ -191,7 +185,7 @@ class Call {
     const auto in = coming(args_[kTagInto] == Py_None ? args_[kTag] : args_[kTagInto]);
     if (!out || !in || out->data == in->data) return not_served();
     const uint64_t first = expect(*in);
-    const auto [source, second] = moved(comm_, args_[kData], false, [&] {
+    const auto [source, second] = moved(state_, args_[kData], false, [&] {
       try {
         const uint64_t ticket =
             box_->send(out->data, out->nbytes, out->type, uint32_t(out->peer), out->tag);
@@ -203,25 +197,24 @@ class Call {
     });
     if (second == 0) return PyLong_FromUnsignedLong(source);
     const py::handle x = args_[kData];
-    return session_of(comm_).attr("finish_exchange")(first, second, x, limit_s).release().ptr();
+    return session_of(state_).attr("finish_exchange")(first, second, x, limit_s).release().ptr();
   }
 
-  const MessagePath& path_;
+  const FastcallState& state_;
   const std::shared_ptr<Box> box_;  // another thread may close it meanwhile
-  PyObject* const comm_;
   PyObject* const* const args_;
 };
 
 }  // namespace
 
-PyObject* call_message(PyObject* fastcall, PyObject* comm, MessageCall call,
-                       PyObject* const* args) {
-  const MessagePath& path = state_of(fastcall).messages;
+PyObject* call_message(PyObject* fastcall, MessageCall call, PyObject* const* args) {
+  const FastcallState& state = state_of(fastcall);
+  const MessagePath& path = state.messages;
   const auto limit_s = limit_of(args[kWithin]);
   if (!limit_s || args[kOnStream] != Py_None) return Py_NewRef(Py_NotImplemented);
   const double limit = args[kWithin] == Py_None ? path.limit_s : *limit_s;
-  if (path.host != nullptr) return Call(path, path.host, comm, args).run(call, limit);
-  if (path.wire != nullptr) return Call(path, path.wire, comm, args).run(call, limit);
+  if (path.host != nullptr) return Call(state, path.host, args).run(call, limit);
+  if (path.wire != nullptr) return Call(state, path.wire, args).run(call, limit);
   return Py_NewRef(Py_NotImplemented);
 }
 

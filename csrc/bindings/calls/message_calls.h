@@ -40,13 +40,13 @@ enum MessageArg {
   kOnStream,
 };
 
-// Runs a call of a communicator. Null with a Python error set if it has failed; NotImplemented if
+// Runs a call. Null with a Python error set if it has failed; NotImplemented if
 // only Python code can serve it. May throw pybind11 exceptions.
 //
-// What is left to do comes from the communicator's session: leave_behind(ticket, x, limit) waits
+// What is left to do is done by the session: leave_behind(ticket, x, limit) waits
 // for a message that is sent, finish_exchange(coming, going, x, limit) for two, and
 // message_failed(error, sent, receives) raises what a call raises that has failed.
-PyObject* call_message(PyObject* fastcall, PyObject* comm, MessageCall call, PyObject* const* args);
+PyObject* call_message(PyObject* fastcall, MessageCall call, PyObject* const* args);
 
 // fastcall.use_messages(postbox, types, work, limit_s): see MessagePath.
 PyObject* use_messages(PyObject* fastcall, PyObject* const* args, Py_ssize_t nargs);

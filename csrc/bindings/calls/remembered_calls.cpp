@@ -75,7 +75,7 @@ PyObject* forget(PyObject* self, PyObject*) {
 PyObject* create_fastcall(PyTypeObject* type, PyObject* args, PyObject*) {
   return guarded([&]() -> PyObject* {
     const auto given = py::reinterpret_borrow<py::tuple>(args);
-    if (given.size() != 10) throw py::type_error("Fastcall takes 10 arguments");
+    if (given.size() != 6) throw py::type_error("Fastcall takes 6 arguments");
     auto state = std::make_unique<FastcallState>();
     if (py::isinstance<TwoLevelEngine>(given[0])) {
       state->two = given[0].cast<std::shared_ptr<TwoLevelEngine>>();
@@ -85,14 +85,10 @@ PyObject* create_fastcall(PyTypeObject* type, PyObject* args, PyObject*) {
       state->engine = given[0].cast<std::shared_ptr<Engine>>();
     }
     state->heap = given[1].cast<std::shared_ptr<Heap>>();
-    state->slow = given[2];
-    state->site = given[3];
-    state->fail = given[4];
-    state->queued = given[5];
-    state->misused = given[6];
-    state->interrupted = given[7];
-    state->in_flight = given[8];
-    state->flight = given[9];
+    state->session = given[2];
+    state->freed = given[3];
+    state->in_flight = given[4];
+    state->flight = given[5];
     const auto numpy = py::module_::import("numpy");
     state->number = numpy.attr("number");
     state->boolean = numpy.attr("bool_");
@@ -136,6 +132,13 @@ void destroy_fastcall(PyObject* self) {
 FastcallState& state_of(PyObject* fastcall) {
   if (Py_TYPE(fastcall)->tp_dealloc != destroy_fastcall) throw py::type_error("not a Fastcall");
   return *reinterpret_cast<Fastcall*>(fastcall)->state;
+}
+
+py::object session_of(const FastcallState& state) {
+  py::object session = state.session();
+  if (!session.is_none()) return session;
+  state.freed();
+  throw py::type_error("the session is no more");
 }
 
 RunnableCall runnable(const FastcallState& state, py::handle call) {

@@ -76,8 +76,8 @@ struct FastcallState {
   std::shared_ptr<Heap> heap;
   MessagePath messages;
   pybind11::object number, boolean;  // numpy.number and numpy.bool_
-  // Weak references to bound methods.
-  pybind11::object slow, site, fail, queued, misused, interrupted;
+  pybind11::object session;          // a weak reference
+  pybind11::object freed;            // raises what is raised once the session is no more
   pybind11::object in_flight,
       flight;  // what keeps the arrays of queued calls, and the type for one
   std::array<RememberedCall, kSlots> entries;
@@ -130,6 +130,9 @@ RunnableCall runnable(const FastcallState& state, pybind11::handle call);
 // Whether a call that `state` knows could run now: the communicator is open, and no call in the
 // background of two levels comes before it.
 bool can_run(const FastcallState& state);
+
+// The session. Throws what `freed` raises.
+pybind11::object session_of(const FastcallState& state);
 
 // The id of the line that called the communicator's method: the innermost Python frame. May run
 // Python code. fast_path.cpp, as what follows.

@@ -44,7 +44,8 @@ class QueuedCalls:
 
     def _queued(self, queued: QueuedCall) -> Work:
         """Return the work of a call that is in the queue."""
-        self.sweep()
+        if len(self._in_flight) > 1:
+            self.sweep()
         return Work(self, queued)
 
     def sweep(self) -> None:

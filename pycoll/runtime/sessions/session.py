@@ -30,7 +30,7 @@ from pycoll.runtime.selection.tuning_table import Tuning
 from pycoll.runtime.sessions.background import QueuedCalls
 from pycoll.runtime.sessions.p2p import TaggedMessages
 from pycoll.runtime.sessions.reports import describe, raising
-from pycoll.runtime.sessions.shutdown import Hook, leave_at_exit
+from pycoll.runtime.sessions.shutdown import freed, leave_at_exit
 from pycoll.runtime.startup.hosts import Sharing
 from pycoll.schedule.ir import Algorithm
 from pycoll.types import Kind
@@ -115,9 +115,8 @@ class Session(QueuedCalls, TaggedMessages):
         self._engine, self._caller = engine, caller
         self.runner: Any = self._runner()
         self.sites: CallSites | None = CallSites(self.runner.site, self.internal)
-        hooks = self.call, self.site, self._fail, self._queued, self.misused, self._interrupted
         self.fast = _C.Fastcall(
-            self.runner, self.memory.heap, *map(Hook, hooks), self._in_flight, QueuedCall
+            self.runner, self.memory.heap, weakref.ref(self), freed, self._in_flight, QueuedCall
         )
         self._open_postbox(postbox)
         self._at_exit = functools.partial(leave_at_exit, weakref.ref(self))

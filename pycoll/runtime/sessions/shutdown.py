@@ -117,16 +117,9 @@ def close_left_open() -> None:
         module.closer.close()
 
 
-class Hook(weakref.WeakMethod[Callable[..., Any]]):
-    """A weak reference to a method that, once its object is gone, gives one that says so.
+def freed() -> NoReturn:
+    """Raise what a call raises whose session is being freed.
 
     Python clears weak references to garbage before it calls the ``__del__`` of what lies in it.
     """
-
-    def __call__(self) -> Any:
-        """Return what to call."""
-        return super().__call__() or _gone
-
-
-def _gone(*_: object) -> NoReturn:
     raise CommClosed("this communicator is being freed, and cannot be used any more")
