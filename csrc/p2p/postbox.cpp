@@ -29,6 +29,7 @@ Postbox::Postbox(std::shared_ptr<Engine> engine, Offers offers)
       boxes_(engine_, offers),
       rank_(engine_->rank()),
       bell_(engine_->control().doorbell(rank_)),
+      blocked_(engine_->world_size()),
       pid_(static_cast<uint64_t>(getpid())) {}
 
 // A thread that waits, and moves all messages meanwhile.
@@ -75,9 +76,7 @@ Postbox::Ticket Postbox::post(Request request) {
   engine_->check(kNoRank, Pulse::kOnce);
   std::lock_guard lock(mutex_);
   const Ticket ticket = request.ticket = ++newest_;
-  (request.incoming ? incoming_ : outgoing_).push_back(ticket);
-  if (request.incoming) recvs_.push_back(request.in);
-  requests_.emplace(ticket, std::move(request));
+  enter(std::move(request));
   try {
     progress();
   } catch (...) {  // the caller may change or free the memory then
@@ -94,13 +93,29 @@ Postbox::Ticket Postbox::post(Request request) {
   return ticket;
 }
 
+// Enters a request, or leaves everything as it was.
+void Postbox::enter(Request request) {
+  const bool incoming = request.incoming;
+  const Ticket ticket = request.ticket;
+  std::deque<Ticket>& queue = incoming ? incoming_ : outgoing_;
+  const auto it = requests_.emplace(ticket, std::move(request)).first;
+  try {
+    queue.push_back(ticket);
+    if (incoming) recvs_.push_back(it->second.in);
+  } catch (...) {
+    std::erase(queue, ticket);
+    requests_.erase(it);
+    throw;
+  }
+}
+
 void Postbox::wake_thread() {
   if (idle() || thread_busy_) return;
   if (!thread_.joinable()) {
     try {
       thread_ = std::thread([this] { serve(); });
-    } catch (const std::system_error&) {
-      return;  // a limit: messages move while a thread waits
+    } catch (const std::exception&) {
+      return;  // a limit, or no memory: messages move while a thread waits
     }
   }
   thread_busy_ = true;
@@ -115,14 +130,13 @@ void Postbox::progress() {
 }
 
 void Postbox::progress_outgoing() {
-  std::vector<bool> blocked;  // ranks to which an older message has not left yet
+  blocked_.assign(blocked_.size(), false);
   std::erase_if(outgoing_, [&](Ticket ticket) {
     Request& request = requests_.at(ticket);
     const uint32_t dst = request.out.dst;
-    if (blocked.size() <= dst) blocked.resize(dst + 1);
-    if (blocked[dst]) return false;
+    if (blocked_[dst]) return false;
     boxes_.push(request.out);
-    blocked[dst] = !request.out.sent;
+    blocked_[dst] = !request.out.sent;
     if (request.out.sent) finish(request);
     return request.out.sent;
   });
@@ -176,7 +190,7 @@ bool Postbox::done(Ticket ticket) {
   std::lock_guard lock(mutex_);
   try {
     progress();
-  } catch (const Error&) {  // wait() throws it
+  } catch (...) {  // wait() throws it
     fail_all(std::current_exception());
   }
   const auto it = requests_.find(ticket);
@@ -236,7 +250,7 @@ uint32_t Postbox::wait(Ticket ticket, double timeout_s) {
         throw;
       }
     });
-  } catch (const Error&) {  // the caller may change or free the memory then
+  } catch (...) {  // the caller may change or free the memory then
     std::lock_guard guard(mutex_);
     fail_all(std::current_exception());
     throw;

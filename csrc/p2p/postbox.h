@@ -88,6 +88,7 @@ class Postbox {
   };
 
   Ticket post(Request request);
+  void enter(Request request);
   std::optional<Request> take_back(Ticket ticket);
   std::optional<uint32_t> take_small(const Mailboxes::RecvRequest& request);
   void progress();
@@ -110,6 +111,7 @@ class Postbox {
   std::unordered_map<Ticket, Request> requests_;
   std::deque<Ticket> outgoing_, incoming_;     // posted and not done, in order
   std::vector<Mailboxes::RecvRequest> recvs_;  // of incoming_
+  std::vector<bool> blocked_;                  // ranks to which an older message has not left yet
   Ticket newest_ = 0;
   uint32_t waiters_ = 0;
   bool closing_ = false;

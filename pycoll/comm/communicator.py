@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
-from types import FunctionType
 from typing import Any, NoReturn
 
 from pycoll.comm.collectives import Collectives
@@ -21,7 +19,7 @@ from pycoll.comm.windows import Windows
 from pycoll.cuda import call_marks, open_device
 from pycoll.errors import ArgumentError, CommClosed
 from pycoll.observe.attach import attach
-from pycoll.runtime.calls.methods import reports_misuse
+from pycoll.runtime.calls.methods import name_methods, reports_misuse
 from pycoll.runtime.calls.work import Work
 from pycoll.runtime.sessions.health import Health, check
 from pycoll.runtime.sessions.session import Session
@@ -267,15 +265,6 @@ def _color(color: Any) -> Any:
     return color
 
 
-def _name_methods() -> None:
-    """Let errors about arguments name the class that users know, not the part it comes from."""
-    for part in Communicator.__mro__[1:-1]:
-        for function in vars(part).values():
-            if isinstance(function, FunctionType):
-                for layer in (function, inspect.unwrap(function)):
-                    layer.__qualname__ = f"Communicator.{function.__name__}"
-
-
-_name_methods()
+name_methods(Communicator)
 
 __all__ = ["Communicator", "Work"]

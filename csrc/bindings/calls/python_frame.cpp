@@ -2,6 +2,8 @@
 
 #include <unordered_map>
 
+#include "bindings/owned_class.h"
+
 namespace py = pybind11;
 namespace pycoll {
 namespace {
@@ -43,8 +45,8 @@ class ProgramPlaces {
 }  // namespace
 
 void bind_program_places(py::module_& m) {
-  py::class_<ProgramPlaces>(m, "ProgramPlaces")
-      .def(py::init<>())
+  OwnedClass<ProgramPlaces>(m, "ProgramPlaces")
+      .def(made<ProgramPlaces>())
       .def("find", &ProgramPlaces::find)
       .def("learn", &ProgramPlaces::learn)
       .def("number", &ProgramPlaces::number);

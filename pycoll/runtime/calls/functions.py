@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -181,7 +182,8 @@ def _prepare(
     if receives:  # not symmetric memory, even where NumPy would take it
         memory = bytearray(n * own.nbytes // (n if kind == Kind.REDUCE_SCATTER else 1))
         rows = np.frombuffer(memory, own.dtype).reshape(n, *shape)
-    moves = CallRequest(_MOVES[kind], root=request.root, within=kind)
+    seal = zlib.crc32(name.encode()) | 1  # of functions the names are compared
+    moves = CallRequest(_MOVES[kind], root=request.root, within=kind, agreed=seal)
     own = own.reshape(n, *shape) if kind == Kind.REDUCE_SCATTER else own.reshape(1, *shape)
     return session.prepare(moves, own, rows), given, rows
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from pycoll import _C
@@ -99,7 +100,7 @@ def collective(kind: Kind, *, in_place: bool = False) -> Callable[[_F], _F]:
             for name, default in (_DEFAULTS | given).items()
         )
         method = _C.Method(kind, names, positional, defaults, in_place, None)
-        return _named_like(method, function)
+        return functools.update_wrapper(method, function)
 
     return decorate
 
@@ -149,7 +150,7 @@ def _served(
         for name, default in defaults.items()
     )
     method = _C.Method(kind, names, tuple(map(place, by_place)), values, False, function)
-    return _named_like(method, function)
+    return functools.update_wrapper(method, function)
 
 
 def _default(parameter: inspect.Parameter) -> Any:
@@ -157,6 +158,10 @@ def _default(parameter: inspect.Parameter) -> Any:
     return parameter.name if parameter.default is parameter.empty else parameter.default
 
 
-def _named_like(method: Any, function: Callable[..., Any]) -> Any:
-    function.__qualname__ = f"Communicator.{function.__name__}"  # the class that users know
-    return functools.update_wrapper(method, function)
+def name_methods(known: type) -> None:
+    """Let errors about arguments name the class that users know, not the part it comes from."""
+    for part in known.__mro__[1:-1]:
+        for layer in vars(part).values():
+            while isinstance(layer, (FunctionType, _C.Method)):
+                layer.__qualname__ = f"{known.__name__}.{layer.__name__}"
+                layer = getattr(layer, "__wrapped__", None)

@@ -274,7 +274,7 @@ class Caller:
 
         if request.algorithm is not None:  # which may be anything, and is seldom named
             return make()
-        asked = request.kind, request.within, op, root, request.order
+        asked = request.kind, request.within, request.agreed, op, root, request.order
         key = (
             *asked,
             count,

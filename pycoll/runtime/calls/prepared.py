@@ -33,6 +33,7 @@ class CallRequest(NamedTuple):
     algorithm: str | Algorithm | None = None
     # kind of the call that this one is a part of: ranks that make another one differ
     within: Kind | None = None
+    agreed: int = 0  # see `CallSpec`
 
     @property
     def collective(self) -> str:
@@ -102,6 +103,7 @@ def call_spec(
         count=count,
         op=op if COLLECTIVES[request.collective].reduces else ReduceOp.SUM,
         root=root,
+        agreed=request.agreed,
     )
 
 

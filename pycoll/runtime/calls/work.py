@@ -19,6 +19,8 @@ from pycoll.types import Kind
 class Owner(Protocol):
     """What calls need of their session."""
 
+    has_raised: bool
+
     @property
     def engine(self) -> Any:
         """What runs them; raises CommClosed."""
@@ -118,6 +120,7 @@ class Work:
         elif queued.keep is not None:  # another thread is about to let go of it
             self._session.sweep()
         if queued.error is not None:
+            self._session.has_raised = True
             raise queued.error
         return queued.result
 

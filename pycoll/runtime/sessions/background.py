@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from typing import Any
 
@@ -20,7 +21,10 @@ class QueuedCalls:
     error: Any
     interrupted: Any
     _engine: Any
+    rank: int
+    has_raised: bool
     _in_flight: deque[QueuedCall]
+    _failed_call: QueuedCall | None = None  # the first that has failed
     _adrift: list[Any]
 
     def _enqueue(self, prepared: Prepared, *args: Any) -> Work:
@@ -63,3 +67,17 @@ class QueuedCalls:
 
     def _let_go(self, queued: QueuedCall) -> None:
         queued.let_go()
+        if queued.error is not None and self._failed_call is None:
+            self._failed_call = queued
+
+    def tell_of_failures(self) -> None:
+        """Say on stderr what a call has failed with that nobody waits for any more."""
+        failed, self._failed_call = self._failed_call, None
+        if failed is None or self.has_raised:
+            return
+        error = failed.error
+        if sys.stderr is not None:
+            sys.stderr.write(
+                f"pycoll: rank {self.rank} ended without wait() for a call in the background that "
+                f"has failed: {type(error).__name__}: {error}\n"
+            )

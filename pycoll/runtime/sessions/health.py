@@ -234,6 +234,6 @@ def _receive(
     ping: Any = np.full(3, -1, np.int64)
     while ping[0] < nonce:  # an earlier check that failed may have left some
         message = ping.ctypes.data, ping.nbytes, int(DType.INT64), number, TAG
-        way.take(ping, message, left())
+        way.take(message, left())
     if ping.tolist() != [nonce, i, number]:
         raise TransportError(f"rank {peer} sent {ping.tolist()}, expected {[nonce, i, number]}")

@@ -51,18 +51,17 @@ class TaggedMessages(MessageEnds):
         """See `pycoll.Communicator.send`."""
         limit = self.limit(timeout)
         x, *message = self._to_send(x, dst, tag)
-        if ticket := self._post(message):
-            self.leave_behind(ticket, x, limit)
+        self.deliver(x, message, limit)
 
     def recv(self, x: Any, src: int, tag: int, timeout: float | None) -> int:
         """See `pycoll.Communicator.recv`."""
-        limit, box = self.limit(timeout), self.postbox()
+        limit = self.limit(timeout)
         try:
             target = self._to_receive(x, src, 0 if tag == ANY else tag)
             if tag == ANY:
                 src, tag, _ = self.probe(src, tag, limit)
                 target = self._to_receive(x, src, tag)
-            return self.messaging(box.recv, *target, limit)
+            return self.take(target, limit)
         except (CollTimeout, PeerLeft) as error:
             self._name_what_waits(error)
             raise
@@ -152,8 +151,17 @@ class TaggedMessages(MessageEnds):
         if found is not None:
             source, tag, code, nbytes = found
             data = np.empty(nbytes, np.uint8)
-            message = _C.address(data), nbytes, code, source, tag
-            self.messaging(self.postbox().recv, *message, limit)
+            self.take((_C.address(data), nbytes, code, source, tag), limit)
+
+    def deliver(self, x: Any, message: Sequence[int], limit: float) -> None:
+        """Send an array: address, bytes, type, rank and tag."""
+        if ticket := self._post(message):
+            self.leave_behind(ticket, x, limit)
+
+    def take(self, message: Sequence[int], limit: float) -> int:
+        """Receive a message, likewise; return the sender."""
+        source: int = self.messaging(self.postbox().recv, *message, limit)
+        return source
 
     def messaging(self, function: Any, *args: Any) -> Any:
         """Call what moves messages, and turn its failures into pycoll's exceptions."""

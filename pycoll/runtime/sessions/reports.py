@@ -89,6 +89,7 @@ class Call:
 
 FIELDS = ("kind", "dtype", "op", "root", "count", "order", "memory", "algorithm")
 PLANS = "plans of the algorithm"  # what differs if none of these does
+FUNCTIONS = "the function given as op, or plans of the algorithm"  # likewise in a reduction
 SIZES = "sizes of the blocks"  # likewise in a v-variant that was given them on every rank
 
 
@@ -201,7 +202,8 @@ def _mismatch(report: dict) -> str:
     calls = {r["rank"]: Call.unpack(r["descriptor"], r["count"]) for r in now}
     fields = [f for f in FIELDS if len({getattr(c, f) for c in calls.values()}) > 1]
     sized = all(call.kind.endswith("_v") for call in calls.values())
-    field = fields[0] if fields else SIZES if sized else PLANS
+    reduces = all(call.op for call in calls.values())
+    field = fields[0] if fields else SIZES if sized else FUNCTIONS if reduces else PLANS
     refused = {report["culprit"]: report["text"]} if report["text"] else {}
     lines = [f"ranks called different things; field '{field}' differs{blame(calls)}"]
     if refused:

@@ -86,6 +86,7 @@ class Session(QueuedCalls, TaggedMessages):
     job_ranks: list[int] | None = None  # likewise, where `members` are numbers on the transport
     transport = "shared memory"
     closed_because = "this communicator has been closed"
+    has_raised = False  # a failure of the engine, to the user
     for_users = False  # a communicator's: it stays open while the program's exit handlers run
     end_numpy: Any = staticmethod(lambda: None)  # ends that NumPy's arrays come from `memory`
     cookie: int = 0  # what tells this communicator from all others, alike on its ranks
@@ -268,9 +269,11 @@ class Session(QueuedCalls, TaggedMessages):
         try:
             return function(*args)
         except _C.EngineError as error:
+            self.has_raised = True
             raise self.error(*error.args) from None
 
     def _fail(self, kind: str, text: str) -> None:
+        self.has_raised = True
         raise self.error(kind, text)
 
     def error(self, kind: str, text: str) -> CollError:
@@ -333,6 +336,7 @@ class Session(QueuedCalls, TaggedMessages):
 
     def leave(self, reason: BaseException | str) -> None:
         """Tell the peers why this rank leaves: an exception, or a text."""
+        self.has_raised = True
         if self._engine is not None:
             text = in_words(reason) if isinstance(reason, BaseException) else sendable(reason)
             self._engine.leave(text)
@@ -363,6 +367,7 @@ class Session(QueuedCalls, TaggedMessages):
             self.close_postbox()
             self.guard(self._engine.close)
             self.sweep()
+            self.tell_of_failures()
             self._in_flight.clear()
             self._adrift.clear()
             if self.device is not None:

@@ -49,6 +49,19 @@ def test_the_order_is_that_of_the_engine(order):
     assert all(a == b for a, b in run_threads(6, ranks))
 
 
+@pytest.mark.parametrize("run", [run_threads, run_processes])
+def test_ranks_with_other_functions_are_a_mismatch(run):
+    def ranks(comm):
+        x = np.array([1 + 2j])
+        first = comm.all_reduce(x, "prod").tolist()
+        with pytest.raises(MismatchError, match="the function given as op, or plans") as caught:
+            comm.all_reduce(x, np.multiply if comm.rank == 1 else np.add)
+        return first, str(caught.value)
+
+    found = run(3, ranks)
+    assert found == [([(1 + 2j) ** 3], found[0][1])] * 3
+
+
 def doubles(address, count):
     return np.ctypeslib.as_array(ctypes.cast(address, ctypes.POINTER(ctypes.c_double)), (count,))
 

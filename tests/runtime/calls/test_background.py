@@ -13,7 +13,7 @@ import pytest
 
 from faults import interrupted
 from pycoll import _C
-from pycoll.errors import CommClosed, PeerRejected, Revoked
+from pycoll.errors import CommClosed, MismatchError, PeerRejected, Revoked
 from pycoll.testing import run_processes
 
 NBYTES = 1 << 20
@@ -219,10 +219,28 @@ work = comm.all_reduce(np.ones(3 + comm.rank), async_op=True)
 """
 
 
-def test_a_mismatch_that_nobody_waits_for_does_not_disturb_the_end_of_a_program(tmp_path):
+def test_the_end_of_a_program_tells_of_a_mismatch_that_nobody_waits_for(tmp_path):
     """Its report is made when no module can be imported any more."""
     script = tmp_path / "unwaited.py"
     script.write_text(UNWAITED)
     command = [sys.executable, "-m", "pycoll", "run", "-n", "2", str(script)]
     job = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert (job.returncode, job.stderr) == (0, "")
+    assert job.returncode == 0
+    for rank in range(2):
+        text = (
+            f"pycoll: rank {rank} ended without wait() for a call in the background that has failed"
+        )
+        assert f"{text}: MismatchError: ranks called different things; field 'count'" in job.stderr
+    assert job.stderr.count("float64[4]") == 2
+    assert "Exception ignored" not in job.stderr
+
+
+def test_what_somebody_has_heard_is_not_told_again(run, capfd):
+    def ranks(comm):
+        works = [comm.all_reduce(np.ones(3 + comm.rank), async_op=True) for _ in range(3)]
+        with pytest.raises(MismatchError):
+            works[comm.rank].wait()
+        comm.close()
+
+    run(2, ranks)
+    assert "without wait()" not in capfd.readouterr().err
