@@ -71,13 +71,13 @@ class TaggedMessages(MessageEnds):
 
         So the peer may be in any call, and receive it later.
         """
-        ahead = self._ahead
+        ahead, box = self._ahead, self.postbox()
         while ahead and ahead[0].done():
             ahead.popleft()
-        runs_ahead = isinstance(self._postbox, _C.Postbox) and self._postbox.small(x.nbytes)
+        runs_ahead = isinstance(box, _C.Postbox) and box.small(x.nbytes)
         if runs_ahead and x.nbytes <= _SMALL and len(ahead) < _MOST_AHEAD:
             patience = 0.0 if ahead else _PATIENCE_S
-            if not self.messaging(self._postbox.leave_behind, ticket, patience):
+            if not self.messaging(box.leave_behind, ticket, patience):
                 ahead.append(MessageWork(self, ticket, None, True))
             return
         self._finish_send(ticket, x, limit)
@@ -269,7 +269,7 @@ class TaggedMessages(MessageEnds):
     def _finish_send(self, ticket: int, x: Any, limit: float) -> None:
         """Wait for a message that is sent; half of it may have arrived if the time is over."""
         try:
-            self.messaging(self._postbox.finish_send, ticket, limit)
+            self.messaging(self.postbox().finish_send, ticket, limit)
         except BaseException:
             self.abandon(x)
             raise
