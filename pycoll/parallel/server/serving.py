@@ -95,13 +95,13 @@ class Service:
         self._heads: dict[int, tuple[float, float]] = {}
         self._clocks = {(w, b): steps for w, steps in workers.items() for b in self._buckets}
         self._seen: dict[tuple[int, int], int] = {}
-        self._waiting: list[tuple[int, int]] = []
-        for b in self._buckets:
-            for w in workers:
-                self._answer(w, b)
+        self._waiting = [(w, b) for b in self._buckets for w in workers]
         if self._most_lead is None:
+            for w, b in self._waiting:
+                self._answer(w, b)
             self._serve_sums()
-        else:
+        else:  # after a death a worker may be too far ahead
+            self._release(self._buckets)
             self._serve_each()
         for w in workers:
             comm.send(np.zeros(1), w, HEAD)

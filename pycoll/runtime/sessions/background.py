@@ -6,7 +6,7 @@ import sys
 from collections import deque
 from typing import Any
 
-from pycoll.errors import CollError
+from pycoll.errors import CollError, PeerLeft
 from pycoll.runtime.arrays.symmetric_memory import Memory
 from pycoll.runtime.calls.prepared import Prepared
 from pycoll.runtime.calls.work import QueuedCall, Work
@@ -71,12 +71,13 @@ class QueuedCalls:
             self._failed_call = queued
 
     def tell_of_failures(self) -> None:
-        """Say on stderr what a call has failed with that nobody waits for any more."""
+        """Say on stderr what a call has failed with that nobody waits for any more.
+
+        Nothing is said where the peers have ended as well, without joining it.
+        """
         failed, self._failed_call = self._failed_call, None
-        if failed is None or self.has_raised:
-            return
-        error = failed.error
-        if sys.stderr is not None:
+        error = None if failed is None or self.has_raised else failed.error
+        if error is not None and not isinstance(error, PeerLeft) and sys.stderr is not None:
             sys.stderr.write(
                 f"pycoll: rank {self.rank} ended without wait() for a call in the background that "
                 f"has failed: {type(error).__name__}: {error}\n"

@@ -16,6 +16,7 @@ from pycoll import _C, errors
 from pycoll.algorithms import ALGORITHMS
 from pycoll.runtime.calls.call_sites import MADE_FOR
 from pycoll.runtime.calls.descriptors import FLAG_DIRECT, FLAG_INPUT, FLAG_READ, TWO_LEVELS
+from pycoll.schedule.language.collectives import COLLECTIVES
 from pycoll.schedule.lowering.plan import DONE, ENTERED, FAILED
 from pycoll.types import Kind, Order, ReduceOp, type_name
 
@@ -66,11 +67,13 @@ class Call:
         number = word >> 48 & 0xFFFF
         index = number & 0x3FF
         known = index < len(ALGORITHMS)
+        reduces = kind in _REDUCING
+        moves = known and not COLLECTIVES[ALGORITHMS[index].collective].reduces
         return cls(
             kind=_name(Kind, kind),
             dtype=type_name(dtype),
-            op=_name(ReduceOp, op) if kind in _REDUCING else "",
-            order=_name(Order, flags & 3) if kind in _REDUCING else "",
+            op=(_FUNCTION if moves else _name(ReduceOp, op)) if reduces else "",
+            order=_name(Order, flags & 3) if reduces and not moves else "",
             root=word >> 32 & 0xFFFF,
             memory=_MEMORY[flags & (FLAG_DIRECT | FLAG_READ | FLAG_INPUT)],
             algorithm=f"{ALGORITHMS[index].name if known else _OTHER.get(index, 'custom')}"
@@ -89,7 +92,7 @@ class Call:
 
 FIELDS = ("kind", "dtype", "op", "root", "count", "order", "memory", "algorithm")
 PLANS = "plans of the algorithm"  # what differs if none of these does
-FUNCTIONS = "the function given as op, or plans of the algorithm"  # likewise in a reduction
+_FUNCTION = "a function"  # an operation that the engine does not know: it moves the arrays
 SIZES = "sizes of the blocks"  # likewise in a v-variant that was given them on every rank
 
 
@@ -202,8 +205,8 @@ def _mismatch(report: dict) -> str:
     calls = {r["rank"]: Call.unpack(r["descriptor"], r["count"]) for r in now}
     fields = [f for f in FIELDS if len({getattr(c, f) for c in calls.values()}) > 1]
     sized = all(call.kind.endswith("_v") for call in calls.values())
-    reduces = all(call.op for call in calls.values())
-    field = fields[0] if fields else SIZES if sized else FUNCTIONS if reduces else PLANS
+    functions = all(call.op == _FUNCTION for call in calls.values())
+    field = fields[0] if fields else SIZES if sized else "function" if functions else PLANS
     refused = {report["culprit"]: report["text"]} if report["text"] else {}
     lines = [f"ranks called different things; field '{field}' differs{blame(calls)}"]
     if refused:

@@ -54,7 +54,7 @@ def test_ranks_with_other_functions_are_a_mismatch(run):
     def ranks(comm):
         x = np.array([1 + 2j])
         first = comm.all_reduce(x, "prod").tolist()
-        with pytest.raises(MismatchError, match="the function given as op, or plans") as caught:
+        with pytest.raises(MismatchError, match="field 'function' differs") as caught:
             comm.all_reduce(x, np.multiply if comm.rank == 1 else np.add)
         return first, str(caught.value)
 

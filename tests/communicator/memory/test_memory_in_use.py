@@ -85,10 +85,10 @@ def test_an_array_that_a_call_uses_stays_where_it_is(staged, async_op):
     assert run_processes(2, rank) == [2, 2]
 
 
-def unregistered_after(patch, comm, x, method):
-    """Let another thread unregister an array once a method has been called; return what it got."""
+def unregistered_after(patch, comm, x, method, calls=1):
+    """Let another thread unregister an array after calls of a method; return what it got."""
     owner, name = method
-    run, got = getattr(owner, name), []
+    run, got, left = getattr(owner, name), [], [None] * calls
 
     def unregister():
         try:
@@ -99,7 +99,7 @@ def unregistered_after(patch, comm, x, method):
 
     def call(*args):
         result = run(*args)
-        if not got:
+        if left and left.pop() is None and not left:
             thread = threading.Thread(target=unregister)
             thread.start()
             thread.join()
@@ -111,7 +111,10 @@ def unregistered_after(patch, comm, x, method):
 
 @pytest.mark.parametrize("async_op", [False, True])
 def test_an_array_that_another_thread_unregisters_as_a_call_begins(async_op):
-    """From when it is looked up where the array lies, the call keeps it there."""
+    """From when it is looked up where the array lies, the call keeps it there.
+
+    The line of the program is asked for before that, and again afterwards.
+    """
 
     def rank(comm):
         x = np.full(1 << 16, comm.rank + 1.0)
@@ -120,7 +123,7 @@ def test_an_array_that_another_thread_unregisters_as_a_call_begins(async_op):
         with pytest.MonkeyPatch.context() as patch:
             got = ["in use by"]
             if comm.rank == 0:
-                got = unregistered_after(patch, comm, x, (Session, "site"))
+                got = unregistered_after(patch, comm, x, (Session, "site"), calls=2)
             result = comm.all_reduce(x, out=x, async_op=async_op)
         result = result.wait() if async_op else result
         assert "in use by" in got[0]
