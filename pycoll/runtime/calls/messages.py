@@ -33,7 +33,7 @@ class MessageWork(Work):
 
     # Of a message that had been sent before `isend` returned. The extension makes these objects
     # without `__init__`, too.
-    sends = True
+    sends: bool = True
     _ended = True
     _error: CollError | None = None
     _source: int | None = None

@@ -86,7 +86,7 @@ class Session(QueuedCalls, TaggedMessages):
     job_ranks: list[int] | None = None  # likewise, where `members` are numbers on the transport
     transport = "shared memory"
     closed_because = "this communicator has been closed"
-    has_raised = False  # a failure of the engine, to the user
+    has_raised: bool = False  # a failure of the engine, to the user
     for_users = False  # a communicator's: it stays open while the program's exit handlers run
     end_numpy: Any = staticmethod(lambda: None)  # ends that NumPy's arrays come from `memory`
     cookie: int = 0  # what tells this communicator from all others, alike on its ranks
