@@ -14,6 +14,12 @@ def test_by_messages(mpi, level):
     assert mpi(3, *NAMES, **options) == {name: [[]] * 3 for name in NAMES}
 
 
+@pytest.mark.parametrize("n", [2, 3])
+def test_what_was_given_up_is_not_received(mpi, n):
+    options = {"PYCOLL_TRANSPORT": "mpi", **LIMIT}
+    assert mpi(n, "given_up_and_changed", **options) == {"given_up_and_changed": [[]] * n}
+
+
 @pytest.mark.parametrize("hosts", [[0, 0, 1], [0, 1, 1, 0]])
 def test_in_two_levels(mpi, hosts):
     found = mpi(len(hosts), *NAMES, hosts=hosts, **LIMIT)

@@ -1,5 +1,7 @@
 """Programs in which something sent waits for its receiver; each returns what was wrong."""
 
+import time
+
 import numpy as np
 
 import pycoll
@@ -54,4 +56,26 @@ def refused_behind_mail(comm):
     return wrong
 
 
-ALL = (refused_then_large, received_late, refused_behind_mail)
+def given_up_and_changed(comm):
+    """Give up a send and change the array: the receiver comes later and gets nothing of it."""
+    wrong = []
+    for _ in range(5):
+        twin = comm.dup()
+        comm.barrier()
+        x = np.full(70_000, 1.0 if comm.rank == 0 else -1.0)
+        try:
+            if comm.rank == 0:
+                twin.send(x, 1, timeout=0.003)
+            elif comm.rank == 1:
+                time.sleep(0.02)
+                twin.recv(x, 0)
+            if comm.rank < 2:
+                wrong.append(f"no error, and {set(x.tolist())}")
+        except (pycoll.CollTimeout, pycoll.Revoked):
+            x[:] = 2
+        comm.barrier()
+        twin.close()
+    return wrong
+
+
+ALL = (refused_then_large, received_late, refused_behind_mail, given_up_and_changed)

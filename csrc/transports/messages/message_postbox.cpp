@@ -11,6 +11,8 @@
 namespace pycoll {
 namespace {
 
+constexpr int kLooksForNotice = 3;
+
 // Calls f(offset, bytes) for every part that one message of the transport can carry.
 template <typename F>
 void each_part(uint64_t nbytes, F&& f) {
@@ -79,8 +81,9 @@ std::optional<uint32_t> MessagePostbox::collect(const Item& item) {
     found->claimed = true;
     return std::nullopt;
   }
-  // Whoever gave up sending may have changed the payload that was under way.
-  if (item.nbytes > kEagerBytes) engine_->poll();
+  // Whoever gave up sending may have changed the payload that was under way, and has said before
+  // that it gives up. Some MPI show what has come only at the second look or the third.
+  for (int i = 0; item.nbytes > kEagerBytes && i < kLooksForNotice; ++i) engine_->poll();
   copy(item.data, found->own.get(), item.nbytes);
   const uint32_t sender = found->src;
   arrived_.erase(found);
