@@ -78,15 +78,16 @@ auto moved(const FastcallState& state, PyObject* sent, bool receives, const F& w
   raise_failure(state, sent, receives);
 }
 
-// What isend and irecv return.
-PyObject* new_work(const FastcallState& state, uint64_t ticket, PyObject* x, bool sends) {
+// What isend and irecv return, an object of a class.
+PyObject* new_work(const FastcallState& state, const py::object& of, uint64_t ticket, PyObject* x,
+                   bool sends) {
   static PyObject* const names[] = {
       PyUnicode_InternFromString("_session"), PyUnicode_InternFromString("_memory"),
       PyUnicode_InternFromString("_ticket"), PyUnicode_InternFromString("sends"),
       PyUnicode_InternFromString("_ended")};
   static PyObject* const under_way = PyUnicode_InternFromString("under_way");
   try {
-    auto* const type = reinterpret_cast<PyTypeObject*>(state.messages.work.ptr());
+    auto* const type = reinterpret_cast<PyTypeObject*>(of.ptr());
     const auto work =
         py::reinterpret_steal<py::object>(type->tp_new(type, py::tuple().ptr(), nullptr));
     if (!work) throw py::error_already_set();
@@ -172,12 +173,14 @@ class Call {
 
   PyObject* isend() {
     const auto m = going();
-    return m ? new_work(state_, post(*m), args_[kData], true) : not_served();
+    const py::object work = state_.messages.work;  // as box_
+    return m ? new_work(state_, work, post(*m), args_[kData], true) : not_served();
   }
 
   PyObject* irecv() {
     const auto m = coming(args_[kTag]);
-    return m ? new_work(state_, expect(*m), args_[kInto], false) : not_served();
+    const py::object work = state_.messages.work;
+    return m ? new_work(state_, work, expect(*m), args_[kInto], false) : not_served();
   }
 
   PyObject* sendrecv(double limit_s) {

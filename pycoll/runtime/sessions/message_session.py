@@ -177,7 +177,7 @@ class MpiSession(Session):
 
     def close_postbox(self) -> None:
         """Keep what the transport may still read: nobody can tell it to stop."""
-        for work in self.under_way:
+        for work in list(self.under_way):  # another thread may add one
             if work.sends:
                 _C.never_free(work)
         super().close_postbox()

@@ -71,13 +71,14 @@ class TaggedMessages(MessageEnds):
 
         So the peer may be in any call, and receive it later.
         """
-        ahead, box = self._ahead, self.postbox()
+        ahead = self._ahead
         while ahead and ahead[0].done():
             ahead.popleft()
-        runs_ahead = isinstance(box, _C.Postbox) and box.small(x.nbytes)
+        postbox = self._postbox  # another thread may close it meanwhile
+        runs_ahead = isinstance(postbox, _C.Postbox) and postbox.small(x.nbytes)
         if runs_ahead and x.nbytes <= _SMALL and len(ahead) < _MOST_AHEAD:
             patience = 0.0 if ahead else _PATIENCE_S
-            if not self.messaging(box.leave_behind, ticket, patience):
+            if not self.messaging(postbox.leave_behind, ticket, patience):
                 ahead.append(MessageWork(self, ticket, None, True))
             return
         self._finish_send(ticket, x, limit)
@@ -125,8 +126,8 @@ class TaggedMessages(MessageEnds):
             self._finish_send(going, x, limit)
             return MessageWork(self, coming, None, False).wait(limit)
         except BaseException:  # the caller may change the array then
-            if self._postbox is not None:
-                self._postbox.forget(coming)
+            if (postbox := self._postbox) is not None:
+                postbox.forget(coming)
             raise
 
     def probe(self, src: int, tag: int, limit: float) -> MessageInfo:
@@ -216,7 +217,7 @@ class TaggedMessages(MessageEnds):
             ConcurrentUseError: If another thread waits for one.
         """
         until, lost = time.monotonic() + limit_s, None
-        for work in [work for work in self.under_way if work.sends]:
+        for work in [work for work in list(self.under_way) if work.sends]:
             try:
                 work.wait(max(0.0, until - time.monotonic()))
             except (CollTimeout, PeerLeft) as error:
@@ -231,7 +232,7 @@ class TaggedMessages(MessageEnds):
         """End all messages that are under way."""
         if self._postbox is not None:
             self._postbox.close()
-            for work in self.under_way:
+            for work in list(self.under_way):  # another thread may add one meanwhile
                 self.abandon(work._memory)
             self.under_way.clear()
 

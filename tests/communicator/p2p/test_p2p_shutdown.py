@@ -1,7 +1,9 @@
 """Tagged messages while ranks end, and between threads."""
 
+import contextlib
 import os
 import signal
+import sys
 import threading
 import time
 
@@ -87,6 +89,54 @@ def test_closing_while_a_thread_receives(run):
 
     for caught in run(2, rank):
         assert caught in (["CommClosed"], ["PeerLeft"])
+
+
+def test_closing_while_threads_send_to_their_own_rank():
+    """Whatever they are in, what they hear of is that the communicator is closed."""
+
+    def rank(comm):
+        x, y, small, caught = np.zeros(100_000), np.empty(100_000), np.zeros(3), set()
+        calls = (
+            lambda twin: twin.isend(x, 0, 1),
+            lambda twin: twin.irecv(y, 0, 2),
+            lambda twin: twin.isend(small, 0, 3),
+            lambda twin: (twin.irecv(np.empty(100_000), 0, 4), twin.send(x, 0, 4)),
+        )
+
+        def repeat(call, twin):
+            try:
+                for _ in range(200):
+                    call(twin)
+            except Exception as error:
+                caught.add(type(error))
+
+        for turn in range(25):
+            twin = comm.dup()
+            threads = [threading.Thread(target=repeat, args=(call, twin)) for call in calls]
+            for thread in threads:
+                thread.start()
+            time.sleep(0.0003 * (turn % 5))
+            with contextlib.suppress(pycoll.ConcurrentUseError):  # a thread waits for a message
+                twin.close()
+            for thread in threads:
+                thread.join()
+            twin.close()
+        return caught
+
+    with short_turns():
+        (caught,) = run_processes(1, rank)
+    assert all(issubclass(kind, pycoll.CollError) for kind in caught), caught
+
+
+@contextlib.contextmanager
+def short_turns():
+    """Let threads, also of ranks that are started meanwhile, have the lock in quick succession."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_receiving_from_anybody_when_all_have_closed(run):
