@@ -174,8 +174,13 @@ std::optional<uint32_t> Postbox::take_small(const Mailboxes::RecvRequest& reques
   const auto taken = [&]() -> std::optional<uint32_t> {
     const std::lock_guard lock(mutex_);
     if (closing_ || !incoming_.empty()) return {};  // older requests come first
-    boxes_.drain({&request, 1});
-    if (!outgoing_.empty()) progress_outgoing();
+    try {
+      boxes_.drain({&request, 1});
+      if (!outgoing_.empty()) progress_outgoing();
+    } catch (...) {  // of what has come, some may lie in the caller's memory
+      fail_all(std::current_exception());
+      throw;
+    }
     return boxes_.collect(request);
   };
   try {

@@ -238,6 +238,7 @@ class TaggedMessages(MessageEnds):
 
     def _to_send(self, x: Any, dst: int, tag: int) -> tuple[Any, ...]:
         """Return a contiguous array, and what the engine needs to know of it."""
+        _ = self.postbox()  # raises CommClosed
         plain = _C.stretch(x, False)
         code = None if plain is None else _CODES.get(x.dtype)
         if code is None:
@@ -251,6 +252,7 @@ class TaggedMessages(MessageEnds):
 
     def _to_receive(self, x: Any, src: int, tag: int) -> tuple[int, ...]:
         """Return what the engine needs to know of an array that is to be filled."""
+        _ = self.postbox()  # raises CommClosed
         plain = _C.stretch(x, True)
         code = None if plain is None else _CODES.get(x.dtype)
         if code is None:
