@@ -48,7 +48,8 @@ enum MessageArg {
 // message_failed(error, sent, receives) raises what a call raises that has failed.
 PyObject* call_message(PyObject* fastcall, MessageCall call, PyObject* const* args);
 
-// fastcall.use_messages(postbox, types, work, limit_s): see MessagePath.
+// fastcall.use_messages(postbox, types, work, limit_s): see MessagePath. Without a postbox, None,
+// only Python code serves messages.
 PyObject* use_messages(PyObject* fastcall, PyObject* const* args, Py_ssize_t nargs);
 
 }  // namespace pycoll

@@ -66,6 +66,7 @@ class Tracer:
         session.guard(self._engine.trace, self._trace)
         for way in ("send", "recv"):
             setattr(session, way, self._timed(way))
+        session.serve_messages(False)
         self._writer.add(self)
         atexit.register(self.flush)
 
@@ -222,6 +223,7 @@ class Tracer:
         if session is not None and os.getpid() == self._pid:
             for way in ("send", "recv"):
                 session.__dict__.pop(way, None)
+            session.serve_messages(True)
             with contextlib.suppress(CollError, _C.EngineError):  # it is closed
                 session.guard(self._engine.trace, None)
         self.close()

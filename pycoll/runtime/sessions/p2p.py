@@ -45,7 +45,12 @@ class TaggedMessages(MessageEnds):
 
     def _open_postbox(self, postbox: Any) -> None:
         self._postbox = postbox
-        self.fast.use_messages(postbox, _CODES, MessageWork, self.config.timeout_s)
+        self.serve_messages(True)
+
+    def serve_messages(self, quickly: bool) -> None:
+        """Let messages of plain arrays go without Python code, or not, as a trace needs it."""
+        box = self._postbox if quickly else None
+        self.fast.use_messages(box, _CODES, MessageWork, self.config.timeout_s)
 
     def send(self, x: Any, dst: int, tag: int, timeout: float | None) -> None:
         """See `pycoll.Communicator.send`."""
