@@ -101,22 +101,21 @@ void spread(const Signature& signature, PyObject* const* args, Py_ssize_t nargs,
   }
 }
 
-// Does the same, and tells whether the arguments fit.
-bool fits(const Signature& signature, PyObject* const* args, Py_ssize_t nargs, PyObject* keywords,
-          PyObject** all) {
-  try {
-    spread(signature, args, nargs, keywords, all);
-    return true;
-  } catch (const py::type_error&) {
-    return false;
-  }
-}
-
 // The qualified name, which functools.update_wrapper has set, and "() ".
 std::string called(PyObject* self) {
   PyObject* dict = reinterpret_cast<Method*>(self)->dict;
   PyObject* name = dict != nullptr ? PyDict_GetItemString(dict, "__qualname__") : nullptr;
   return name == nullptr ? "" : py::str(py::handle(name)).cast<std::string>() + "() ";
+}
+
+// Serves a message or a v-variant, or leaves it to Python code.
+PyObject* call_or_python(const Signature& signature, const py::object& fast, PyObject* const* all,
+                         PyObject* const* args, size_t nargs, PyObject* keywords) {
+  PyObject* const result = signature.message ? call_message(fast.ptr(), *signature.message, all)
+                                             : call_sized(fast.ptr(), all);
+  if (result != Py_NotImplemented) return result;
+  Py_DECREF(result);
+  return PyObject_Vectorcall(signature.function.ptr(), args, nargs, keywords);
 }
 
 PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* keywords) {
@@ -129,29 +128,15 @@ PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* k
     try {
       spread(signature, args + 1, nargs - 1, keywords, all);
     } catch (const py::type_error& error) {
+      PyObject* const function = signature.function.ptr();  // it says so in its own words
+      if (function != nullptr) return PyObject_Vectorcall(function, args, size_t(nargs), keywords);
       return refuse_call(fast.ptr(), (called(self) + error.what()).c_str());
+    }
+    if (signature.function) {
+      return call_or_python(signature, fast, all, args, size_t(nargs), keywords);
     }
     if (signature.in_place && all[kOut] == Py_None) all[kOut] = all[kX];
     return call_fast_or_slow(fast.ptr(), all);
-  });
-}
-
-PyObject* call_or_python(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* keywords) {
-  return guarded([&]() -> PyObject* {
-    const Signature& signature = *reinterpret_cast<Method*>(self)->signature;
-    const Py_ssize_t nargs = PyVectorcall_NARGS(nargsf);
-    const bool open = nargs > 0 && PyObject_TypeCheck(args[0], caller_type) &&
-                      reinterpret_cast<Caller*>(args[0])->fast != nullptr;
-    PyObject* all[kArgs];
-    if (open && fits(signature, args + 1, nargs - 1, keywords, all)) {
-      const py::object fast = fast_of(args[0]);
-      PyObject* const result = signature.message ? call_message(fast.ptr(), *signature.message, all)
-                                                 : call_sized(fast.ptr(), all);
-      if (result != Py_NotImplemented) return result;
-      Py_DECREF(result);
-    }
-    return PyObject_Vectorcall(signature.function.ptr(), args, static_cast<size_t>(nargs),
-                               keywords);
   });
 }
 
@@ -194,7 +179,7 @@ PyObject* create_method(PyTypeObject* type, PyObject* args, PyObject*) {
     }
     auto* self = reinterpret_cast<Method*>(type->tp_alloc(type, 0));
     if (self == nullptr) throw py::error_already_set();
-    self->vectorcall = signature->function ? call_or_python : call;
+    self->vectorcall = call;
     self->signature = signature.release();
     return reinterpret_cast<PyObject*>(self);
   });
