@@ -190,7 +190,20 @@ void bind_memory(py::module_& m) {
       .def(made<Registration, std::shared_ptr<Heap>>(), "heap"_a)
       .def("move_in", [](Registration& r, uint32_t region, uintptr_t data,
                          uint64_t nbytes) { r.move_in(region, pointer<char>(data), nbytes); })
+      .def(
+          "watch",
+          [](Registration& r, const py::object& address) {
+            r.watch([address, here = address().cast<uintptr_t>()] {
+              try {
+                return address().cast<uintptr_t>() == here;
+              } catch (py::error_already_set&) {  // it has no memory
+                return false;
+              }
+            });
+          },
+          "address"_a)
       .def_property_readonly("is_in", &Registration::is_in)
+      .def_property_readonly("is_there", &Registration::is_there)
       .def_property_readonly("is_held", &Registration::is_held)
       .def("release", &Registration::release)
       .def("release_unheld", &Registration::release_unheld)

@@ -76,12 +76,12 @@ bool Heap::map_over(char* place, uint64_t offset, uint64_t nbytes) const {
   return mmap(place, nbytes, PROT_READ | PROT_WRITE, kFlags, fd_, off_t(offset)) != MAP_FAILED;
 }
 
-void Heap::add_alias(const void* data, uint64_t nbytes) {
+void Heap::add_alias(const void* data, uint64_t nbytes, std::weak_ptr<Registration> as) {
   const auto first = reinterpret_cast<uintptr_t>(data);
   COLL_CHECK(!finds_alias(data, nbytes), "ArgumentError",
              "the array, or a part of it, is registered already");
   std::lock_guard lock(mutex_);
-  aliases_.emplace(first, first + nbytes);
+  aliases_.emplace(first, Alias{first + nbytes, std::move(as)});
   alias_count_ = aliases_.size();
 }
 
@@ -103,7 +103,15 @@ bool Heap::finds_alias(const void* data, uint64_t nbytes) const {
   const auto first = reinterpret_cast<uintptr_t>(data);
   std::lock_guard lock(mutex_);
   const auto after = aliases_.lower_bound(first + nbytes);
-  return after != aliases_.begin() && std::prev(after)->second > first;
+  return after != aliases_.begin() && std::prev(after)->second.end > first;
+}
+
+std::shared_ptr<Registration> Heap::registration_of(const void* data, uint64_t nbytes) const {
+  const auto first = reinterpret_cast<uintptr_t>(data);
+  std::lock_guard lock(mutex_);
+  const auto after = aliases_.upper_bound(first);
+  if (after == aliases_.begin() || std::prev(after)->second.end < first + nbytes) return nullptr;
+  return std::prev(after)->second.registration.lock();
 }
 
 Pool& Heap::pool(uint32_t region) {

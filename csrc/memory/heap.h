@@ -15,6 +15,7 @@
 namespace pycoll {
 
 class Pool;
+class Registration;
 
 // A region belongs to one rank of the job, and only that rank allocates in it; so the book-keeping
 // is private, and only the bytes are shared. Offsets count from the start of the file and mean the
@@ -46,7 +47,7 @@ class Heap {
   bool map_over(char* place, uint64_t offset, uint64_t nbytes) const;
 
   // Remembers that private memory [data, data + nbytes) lies in the heap, too; see Registration.
-  void add_alias(const void* data, uint64_t nbytes);
+  void add_alias(const void* data, uint64_t nbytes, std::weak_ptr<Registration> as);
   void drop_alias(const void* data);
   // The first byte of the last of these stretches that does not begin behind a byte.
   std::optional<uintptr_t> alias_below(uintptr_t byte) const;
@@ -54,6 +55,8 @@ class Heap {
   bool is_aliased(const void* data, uint64_t nbytes) const {
     return alias_count_.load(std::memory_order_relaxed) != 0 && finds_alias(data, nbytes);
   }
+  // The one whose array has all of [data, data + nbytes); null if there is none.
+  std::shared_ptr<Registration> registration_of(const void* data, uint64_t nbytes) const;
 
   // The blocks of a region; arrays come from here.
   Pool& pool(uint32_t region);
@@ -89,7 +92,11 @@ class Heap {
   mutable std::mutex mutex_;
   std::vector<Ranges> used_, gaps_;  // per region
   std::map<uint32_t, std::unique_ptr<Pool>> pools_;
-  std::map<uintptr_t, uintptr_t> aliases_;  // first byte -> past the last one
+  struct Alias {
+    uintptr_t end;  // past the last byte
+    std::weak_ptr<Registration> registration;
+  };
+  std::map<uintptr_t, Alias> aliases_;  // by first byte
   std::atomic<size_t> alias_count_{0};
   std::atomic<uint64_t> generation_{0};
 };

@@ -90,7 +90,7 @@ void Registration::move_in(uint32_t region, char* data, uint64_t nbytes) {
   COLL_CHECK(first_ < last_, "ArgumentError", "an array of ", nbytes,
              " bytes has no whole page of memory; copy it to an array from Communicator.empty");
   heap_->check_owner();
-  heap_->add_alias(data, nbytes);
+  heap_->add_alias(data, nbytes, weak_from_this());
   try {
     check_private(first_, last_);
     take_pages(region);

@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <utility>
 
 #include "memory/heap.h"
 
@@ -17,7 +19,7 @@ namespace pycoll {
 //   user     head | whole pages | tail
 //                 :  same pages :
 //   heap     head | whole pages | tail
-class Registration {
+class Registration : public std::enable_shared_from_this<Registration> {
  public:
   // Of no array yet.
   explicit Registration(std::shared_ptr<Heap> heap) : heap_(std::move(heap)) {}
@@ -35,8 +37,14 @@ class Registration {
   // interrupt release() may be called again as long as this is true.
   bool is_in() const { return in_; }
 
+  // For memory whose owner may put the array elsewhere without a word: what tells whether it still
+  // lies here. For threads that exclude each other, by Python's lock.
+  void watch(std::function<bool()> is_there) { is_there_ = std::move(is_there); }
+  bool is_there() const { return is_there_ == nullptr || is_there_(); }
+
   // Where the engine finds the array.
   char* heap_address() const { return heap_address_; }
+  char* heap_address_of(const char* data) const { return heap_address_ + (data - data_); }
 
   // Copy what a part of the array has of head and tail from the user's memory to the heap, and
   // back.
@@ -47,9 +55,9 @@ class Registration {
   template <typename Copy>
   void edges(char* data, uint64_t nbytes, Copy&& copy) const {
     char *const end = data + nbytes, *const head_end = std::min(end, first_);
-    if (data < head_end) copy(data, heap_address_ + (data - data_), size_t(head_end - data));
+    if (data < head_end) copy(data, heap_address_of(data), size_t(head_end - data));
     char* const tail = std::max(data, last_);
-    if (tail < end) copy(tail, heap_address_ + (tail - data_), size_t(end - tail));
+    if (tail < end) copy(tail, heap_address_of(tail), size_t(end - tail));
   }
 
   // Turns the pages into private memory again, with their contents, and frees their place in
@@ -74,6 +82,7 @@ class Registration {
   void take_pages(uint32_t region);
 
   std::shared_ptr<Heap> heap_;
+  std::function<bool()> is_there_;
   bool in_ = false;
   int holds_ = 0;
   uint64_t offset_ = 0;      // of the pages in the heap

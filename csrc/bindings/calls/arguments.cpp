@@ -7,6 +7,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/calls/dlpack.h"
+#include "memory/registration.h"
 
 namespace py = pybind11;
 namespace pycoll {
@@ -44,12 +45,22 @@ bool lies_in_rows(int ndim, const Int* dims, const Int* strides) {
   return true;
 }
 
-// Sets the place of an array; false if some of it is registered, or is scattered over the heap.
-bool set_place(const Heap* heap, const Span& span, ArrayKey& key, const ArrayMemory& memory) {
+// Whether all of some memory is registered, and still lies where it was then.
+[[gnu::noinline]] bool is_registered(const Heap* heap, const Span& span) {
+  const auto whole = heap->registration_of(span.first, span.nbytes);
+  return whole != nullptr && whole->is_there();
+}
+
+// Sets the place of an array; false if only a part of it is registered, or if it is scattered over
+// what peers reach.
+[[gnu::always_inline]] inline bool set_place(const Heap* heap, const Span& span, ArrayKey& key,
+                                             const ArrayMemory& memory) {
   const bool symmetric = heap != nullptr && heap->contains(span.first, span.nbytes);
   key.place = symmetric ? Place::kSymmetric : Place::kPrivate;
   if (symmetric) return !memory.scattered;
-  return heap == nullptr || !heap->is_aliased(span.first, span.nbytes);
+  if (heap == nullptr || !heap->is_aliased(span.first, span.nbytes)) return true;
+  key.place = Place::kRegistered;
+  return !memory.scattered && is_registered(heap, span);
 }
 
 template <typename Int>

@@ -13,7 +13,7 @@
 
 namespace pycoll {
 
-enum class Place : uint64_t { kAbsent, kPrivate, kSymmetric };
+enum class Place : uint64_t { kAbsent, kPrivate, kSymmetric, kRegistered };
 
 // What must be the same of two arrays for a call with one to be like a call with the other. All of
 // its bytes count, see CallKey; dims beyond ndim are 0.

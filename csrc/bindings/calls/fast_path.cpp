@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "bindings/bindings.h"
+#include "bindings/calls/registered_calls.h"
 #include "bindings/calls/remembered_calls.h"
 
 namespace py = pybind11;
@@ -168,13 +169,13 @@ PyObject* submit(FastcallState& state, const RememberedCall& entry, CallArrays& 
   return PyObject_CallMethodOneArg(session_of(state).ptr(), queued, flight.ptr());
 }
 
-// Runs a call on an engine, which another thread may close meanwhile.
-template <typename E, typename Call>
+// Runs a call on an engine, which another thread may close meanwhile. `detours` is for an Engine.
+template <typename E, typename Call, typename... Around>
 PyObject* run_on(FastcallState& state, E* engine, Call* call, CallArrays& arrays, uint32_t site,
-                 double limit_s) {
+                 double limit_s, Around&&... detours) {
   auto& [in, out, x, result] = arrays;
   const auto work = [&, in = in.data, out = out.data] {
-    engine->run(*call, in, out, site, limit_s);
+    engine->run(*call, in, out, site, limit_s, std::forward<Around>(detours)...);
   };
   const std::optional<Error> error = [&] {
     const RunningCall running(state);
@@ -192,10 +193,11 @@ PyObject* run_on(FastcallState& state, E* engine, Call* call, CallArrays& arrays
 }  // namespace
 
 PyObject* run(FastcallState& state, const RunnableCall& runs, CallArrays& arrays, uint32_t site,
-              double limit_s) {
+              double limit_s, std::shared_ptr<const Detours> detours) {
   const BoundCall* const call = runs.call.get();
   if (state.engine != nullptr) {
-    return run_on(state, state.engine.get(), call, arrays, site, limit_s);
+    Engine* const engine = state.engine.get();
+    return run_on(state, engine, call, arrays, site, limit_s, std::move(detours));
   }
   if (state.mpi != nullptr) return run_on(state, state.mpi.get(), call, arrays, site, limit_s);
   return run_on(state, state.two.get(), runs.staged.get(), arrays, site, limit_s);
@@ -249,8 +251,11 @@ PyObject* fast_or_slow(FastcallState& state, PyObject* const* args, const ArrayK
     const RememberedCall& entry = state.entries[slot_of(key)];
     if (entry.serves(key) && (state.two == nullptr || state.two->idle()) &&
         complete(state, args, key, entry.fresh, arrays) && entry.serves(key)) {
-      return now ? run(state, entry, arrays, site, *limit_s)
-                 : submit(state, entry, arrays, site, *limit_s);
+      if (!has_registered(key)) [[likely]]
+        return now ? run(state, entry, arrays, site, *limit_s)
+                   : submit(state, entry, arrays, site, *limit_s);
+      PyObject* const result = now ? run_registered(state, entry, arrays, site, *limit_s) : nullptr;
+      if (result != nullptr || PyErr_Occurred() != nullptr) return result;
     }
   }
   if (like != nullptr) return nullptr;

@@ -142,8 +142,8 @@ uint32_t call_site(FastcallState& state);
 // this rank for this one.
 void tell_of_interrupt(const FastcallState& state, pybind11::error_already_set& error);
 
-// Runs a call; null with a Python error set if it has failed.
+// Runs a call; null with a Python error set if it has failed. Only calls of an Engine have detours.
 PyObject* run(FastcallState& state, const RunnableCall& call, CallArrays& arrays, uint32_t site,
-              double limit_s);
+              double limit_s, std::shared_ptr<const Detours> detours = nullptr);
 
 }  // namespace pycoll

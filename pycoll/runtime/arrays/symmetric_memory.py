@@ -47,8 +47,8 @@ class Memory:
     def __del__(self) -> None:
         """Move back what is registered still: its memory outlives the last communicator."""
         if self.heap is not None and not sys.is_finalizing():
-            for start, (_, _, keep) in list(self._registered.items()):
-                (self._forget if _has_left(keep, start) else self._end)(start)
+            for start, (_, moved, _) in list(self._registered.items()):
+                (self._end if moved.is_there else self._forget)(start)
 
     def empty(self, shape: int | Sequence[int], dtype: Any, zero: bool = False) -> np.ndarray:
         """See `pycoll.Communicator.empty`."""
@@ -119,6 +119,8 @@ class Memory:
         if owner is not None:  # nobody else can free the memory, so it need not be kept alive
             keep = weakref.finalize(owner, self._end, start)
             keep.atexit = False
+        elif hasattr(x, "data_ptr"):  # a tensor, which has other memory after `resize_`
+            moved.watch(x.data_ptr)
         self._registered[start] = (start + array.nbytes, moved, keep)  # before it is moved, too
         try:
             raising(moved.move_in, self.region, start, array.nbytes)
@@ -215,7 +217,7 @@ class Memory:
             found = self._registered.get(first)  # others may end it meanwhile
             if found is None or found[0] <= start:
                 return 0, None
-            if not _has_left(found[2], first):
+            if found[1].is_there:
                 return first, found
             self._forget(first)
 
@@ -251,12 +253,6 @@ def _stretch(v: ArrayView) -> tuple[int, int]:
         first += min(0, step) * (extent - 1)
         last += max(0, step) * (extent - 1)
     return v.pointer + first, last - first
-
-
-def _has_left(keep: Any, start: int) -> bool:
-    """Whether a tensor has other memory than it was registered with (``resize_``)."""
-    address = getattr(keep[0], "data_ptr", None) if isinstance(keep, tuple) else None
-    return address is not None and address() != start
 
 
 class _Ordinary:

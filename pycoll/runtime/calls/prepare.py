@@ -324,4 +324,5 @@ class Caller:
         if written is not None:
             prepared.out_ptr, prepared.scatters = written.address, (written,)
             prepared.gathers += (written,)
-        prepared.plain = prepared.plain and not prepared.gathers
+        elsewhere = any(isinstance(part, Detour) for part in prepared.gathers)
+        prepared.plain = prepared.plain and not elsewhere

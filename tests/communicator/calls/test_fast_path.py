@@ -1,6 +1,5 @@
 """Calls like earlier ones reach the engine without Python code, and only those that may."""
 
-import contextlib
 import time
 
 import numpy as np
@@ -9,21 +8,7 @@ import pytest
 from pycoll.comm.communicator import Communicator
 from pycoll.errors import ArgumentError, CollError, CollTimeout, MismatchError
 from pycoll.testing import run_processes, run_threads
-
-
-@contextlib.contextmanager
-def without_python(comm):
-    """Within it, a call that has to be prepared raises."""
-
-    def refuse(*_):
-        raise AssertionError("this call was prepared by Python code")
-
-    session = comm._session
-    session.prepare = refuse
-    try:
-        yield
-    finally:
-        del session.prepare
+from without_python import without_python
 
 
 def twice(comm, call):
