@@ -36,6 +36,8 @@ class Grid(NamesFromElsewhere):
         self.periods: tuple[bool, ...] = tuple(periods)
         self.rank: int = self._session.rank
         self.coords: tuple[int, ...] = self.coords_of(self.rank)
+        # the lower and the upper neighbour along each axis
+        self._ends = [self.shift(axis) for axis in range(len(self.shape))]
 
     def coords_of(self, rank: int) -> tuple[int, ...]:
         """Return the place of a rank.
@@ -132,22 +134,22 @@ class Grid(NamesFromElsewhere):
                 f"at least {3 * width} elements along each of the first {axes}"
             )
         failures: list[MismatchError] = []
+        edges = [slice(width, 2 * width), slice(-2 * width, -width)]
+        ends = [slice(width), slice(-width, None)]
         for axis in range(axes):
-            cut = np.moveaxis(x, axis, 0)
-            edges = cut[width : 2 * width], cut[-2 * width : -width]
-            margins = cut[:width], cut[-width:]
-            found = self._exchange(
-                axis, edges, [np.empty_like(m, order="C") for m in margins], timeout, failures
-            )
+            indices = [(slice(None),) * axis + (place,) for place in edges + ends]
+            low, high, *margins = [x[index] for index in indices]
+            into = [m if m.flags.c_contiguous else np.empty_like(m, order="C") for m in margins]
+            found = self._exchange(axis, (low, high), into, timeout, failures)
             for margin, values in zip(margins, found, strict=True):
-                if values is not None:
+                if values is not None and values is not margin:
                     margin[...] = values
         _raise_first(failures)
         return x
 
     def neighbors(self) -> list[int | None]:
         """Return the neighbours: lower and upper along the first axis, then along the next one."""
-        return [end for axis in range(len(self.shape)) for end in self.shift(axis)]
+        return [end for ends in self._ends for end in ends]
 
     def neighbor_all_gather(self, x: Any, *, timeout: float | None = None) -> list[Any]:
         """Send ``x`` to all neighbours; return theirs, of its shape, in the order of `neighbors`.
@@ -193,15 +195,17 @@ class Grid(NamesFromElsewhere):
     ) -> list[Any]:
         """Send to the lower and the upper neighbour, and receive from both; None beyond edges.
 
-        Messages that do not fit are dropped and added to the failures: ranks stay in step.
+        Messages that do not fit are dropped and added to the failures: ranks stay in step, and
+        None stands for them, too.
         """
-        ends = self.shift(axis)
+        ends = self._ends[axis]
         up, down = 2 * axis, 2 * axis + 1  # tags: both neighbours may be one rank
         coming = [
             (self._comm.irecv(array, end, tag), end, tag)
             for end, array, tag in zip(ends, into, (up, down), strict=True)
             if end is not None
         ]
+        found: list[Any] = [None if end is None else x for end, x in zip(ends, into, strict=True)]
         going = [
             self._comm.isend(edge, end, tag)
             for end, edge, tag in zip(ends, edges, (down, up), strict=True)
@@ -214,8 +218,9 @@ class Grid(NamesFromElsewhere):
             except MismatchError as error:
                 self._session.discard(end, tag)
                 failures.append(_of_this_call(error))
+                found[(up, down).index(tag)] = None
         wait_all(going, timeout=max(0.0, until - time.monotonic()))
-        return [None if end is None else x for end, x in zip(ends, into, strict=True)]
+        return found
 
     def close(self) -> None:
         """Leave the grid; not a collective, harmless if repeated."""

@@ -1,5 +1,7 @@
 """Ranks in a grid: places, shifts, halos, exchanges between neighbours."""
 
+import contextlib
+
 import numpy as np
 import pytest
 
@@ -150,6 +152,18 @@ def test_a_halo_of_another_width_does_not_stay_behind():
         return told
 
     assert run_threads(3, ranks) == [1, 1, 0]
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_a_margin_for_which_the_wrong_has_come_stays_as_it_is(order):
+    def ranks(comm):
+        grid, width = comm.grid((3,)), 2 if comm.rank == 0 else 1
+        x = np.full((9, 4), 1.0 + comm.rank, order=order)
+        with contextlib.suppress(MismatchError):
+            grid.halo(x, width)
+        return x[:, 0].tolist()
+
+    assert run_threads(3, ranks) == [[1] * 9, [2] * 8 + [3], [2] + [3] * 8]
 
 
 @pytest.mark.parametrize(
