@@ -63,7 +63,7 @@ class Watcher:
 
         session = self._session()
         self.tracer, self._folder = Tracer(session, folder, self._marks), folder
-        for child in list(session.children):
+        for child in list(session.children.values()):
             if child.runner is not None:
                 self.was_split(child)
 

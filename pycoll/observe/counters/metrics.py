@@ -9,6 +9,7 @@ from typing import Any
 
 from pycoll.errors import ArgumentError, CollError
 from pycoll.observe.counters.stats import BUCKETS_S, Stats, read
+from pycoll.runtime.sessions.shared_use import is_open
 
 
 class Metrics:
@@ -89,12 +90,20 @@ class Metrics:
 
 
 def all_stats(session: Any) -> Iterator[tuple[str, Stats]]:
-    """Yield the counters of a session and of its children, each with a label."""
-    if session is None:
+    """Yield the counters of a session and of all that was split from it, each with a label.
+
+    A label stays that of its communicator, also when others are closed, and is the same on all
+    ranks: ``job``, ``split2`` for the second split of the job, ``split2.1`` for the first of that.
+    """
+    if session is None or not is_open(session):
         return
-    try:
-        yield "job", read(session)
-        for number, child in enumerate(list(session.children), 1):
-            yield f"split{number}", read(child)
-    except CollError:  # closed
-        return
+    waiting = [("job", "split", session)]
+    while waiting:
+        label, begin, one = waiting.pop(0)
+        try:
+            found = [(label, read(one))]
+        except CollError:  # closed; what was split from it may be open
+            found = []
+        yield from found
+        for number, child in one.children.copy().items():  # another thread may be splitting it
+            waiting.append((f"{begin}{number}", f"{begin}{number}.", child))

@@ -109,7 +109,9 @@ class Session(QueuedCalls, TaggedMessages):
         self._ahead: deque[Any] = deque()
         self.object_receives: MutableMapping[int, Any] = weakref.WeakValueDictionary()
         self._adrift: list[Any] = []  # what calls need that may be in the queue, or may be not
-        self.children: weakref.WeakSet[Session] = weakref.WeakSet()  # made of some of these ranks
+        # Made of some of these ranks, by the number of the split, which is the same on all ranks.
+        self.children: MutableMapping[int, Session] = weakref.WeakValueDictionary()
+        self.splits = 0
         self.users: weakref.WeakSet[Any] = weakref.WeakSet()  # that have not closed it
         # What calls of several parts keep for the next like them.
         self.kept: dict[tuple[Any, ...], Any] = {}

@@ -62,7 +62,7 @@ def shrink(parent: Session, timeout: float | None) -> Session:
 
 def abort_children(parent: Session, ranks: set[int], reason: str) -> None:
     """Abort what was split from a session and has one of these ranks of the job."""
-    for child in tuple(parent.children):
+    for child in tuple(parent.children.values()):
         if ranks & set(child.members or ()):
             with contextlib.suppress(CollError):  # it is closed already
                 child.abort(reason)

@@ -76,8 +76,9 @@ def split(
     that cannot join refuses the call: then nobody gets a group, and the parent stays as it was.
     """
     child = _split(parent, color, key, kind)
+    parent.splits += 1
     if child is not None:
-        parent.children.add(child)
+        parent.children[parent.splits] = child
         if parent.observer is not None:
             parent.observer.was_split(child)
         child.use(parent.tuning, parent.sharing)

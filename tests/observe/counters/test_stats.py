@@ -9,6 +9,7 @@ import pytest
 
 from pycoll.config import Config
 from pycoll.errors import ArgumentError, PeerRejected
+from pycoll.observe.counters.metrics import all_stats
 from pycoll.testing import run_processes, run_threads
 
 
@@ -83,3 +84,30 @@ def test_opentelemetry_gets_them(tmp_path):
         return sorted(labels), labels["job"] >= 7
 
     assert run_threads(2, rank) == 2 * [(["job", "split1"], True)]
+
+
+def test_a_label_is_of_one_communicator_for_all_its_life():
+    """Also when others are closed, on a rank that is in none of them, and for parts of parts."""
+
+    def rank(comm):
+        parts = [comm.split(None if i == 3 and comm.rank else 0) for i in range(6)]
+        inner = parts[5].dup()
+        for number, part in enumerate(parts, 1):
+            for _ in range(10 * number if part is not None else 0):
+                part.barrier()
+        before = {label: stats.calls for label, stats in all_stats(comm._session)}
+        parts[0].close()
+        inner.barrier()
+        after = {label: stats.calls for label, stats in all_stats(comm._session)}
+        return before, after
+
+    first, second = run_processes(2, rank)
+    for before, after in (first, second):
+        labels = {f"split{i}": 10 * i for i in range(1, 6) if f"split{i}" in before}
+        assert before.items() >= labels.items()
+        assert after["split6.1"] == before["split6.1"] + 1
+        assert after.keys() == before.keys() - {"split1"}
+        assert all(after[label] == calls for label, calls in labels.items() if label != "split1")
+    assert "split4" in first[0]
+    assert "split4" not in second[0]
+    assert first[0].keys() - {"split4"} == second[0].keys()
