@@ -43,9 +43,14 @@ class Watcher:
         """Write what is left: the communicator is closed."""
         if self.tracer is not None:
             self.tracer.close()
+        self.tracer = None
+        self.followed()
+
+    def followed(self) -> None:
+        """Serve no metrics any more: the communicator that follows this one has the ports."""
         if self.metrics is not None:
             self.metrics.close()
-        self.tracer = self.metrics = None
+        self.metrics = None
 
     def collectives(self) -> dict[str, Counts]:
         """Return counts by collective, while calls are traced."""
@@ -126,5 +131,5 @@ def attach(session: Any, marks: Callable[[], tuple[int, int]], metrics: bool = T
             watcher.mark(marks())
         if config.trace_dir and watcher.tracer is None:
             watcher.start_trace(config.trace_dir)
-        if metrics and config.metrics_port and session.members is None:
+        if metrics and config.metrics_port and (session.members is None or session.follows):
             watcher.metrics = Metrics(session, config.metrics_port, config.metrics_address)

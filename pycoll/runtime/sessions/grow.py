@@ -23,8 +23,7 @@ def grow(parent: Session, timeout: float | None) -> Session:
     limit, engine = parent._limit(timeout), parent.engine
     held = parent.guard(engine.hold)
     try:
-        parent.abort(f"rank {parent.rank} called grow")  # ranks in another call get `Revoked`
-        parent.guard(engine.drain)
+        parent.give_way("grow")
         return parent.link.meet(partial(take_place, config=parent.config), limit)
     except CollTimeout:
         raise

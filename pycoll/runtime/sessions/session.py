@@ -94,7 +94,8 @@ class Session(QueuedCalls, TaggedMessages):
     epoch = 0  # number of the communicator among those that grow has made for the job
     can_shrink = False  # a communicator can go on without ranks that died or left
     internal: tuple[str, ...] = ("pycoll.",)  # begin the names of modules that are not the user's
-    observer: Any = None  # hears `failed(error, report)`, `was_split(child)` and `ended()`
+    follows = False  # it took the place of the job's communicator, of which ranks were lost
+    observer: Any = None  # hears failed(error, report), was_split(child), followed() and ended()
     device: Any = None  # this rank's side of calls on device arrays, once there was one
     open_device: Any = staticmethod(_no_devices)  # a communicator puts there what makes it
 
@@ -143,6 +144,13 @@ class Session(QueuedCalls, TaggedMessages):
         if self._engine is None:
             raise CommClosed(self.closed_because)
         return self._engine
+
+    def give_way(self, to: str) -> None:
+        """Let nobody use it any more, nor its ports: another one follows."""
+        if self.observer is not None:
+            self.observer.followed()
+        self.abort(f"rank {self.rank} called {to}")  # ranks in another call get `Revoked`
+        self.guard(self.engine.drain)
 
     def use(self, tuning: Tuning | None, sharing: Sharing | None) -> None:
         """Let measured times and shared cores, alike on every rank, choose from now on."""

@@ -35,8 +35,7 @@ def shrink(parent: Session, timeout: float | None) -> Session:
     end = time.monotonic() + parent._limit(timeout)
     held = parent.guard(engine.hold)
     try:
-        parent.abort(f"rank {parent.rank} called shrink")  # ranks in another call get `Revoked`
-        parent.guard(engine.drain)
+        parent.give_way("shrink")
         progress = parent.kept.setdefault(_KEPT, Shrinking(parent))
         child = progress.advance(parent, lambda: max(0.0, end - time.monotonic()))
         sharing, gone = parent.sharing, parent.world_size - child.world_size
@@ -44,6 +43,7 @@ def shrink(parent: Session, timeout: float | None) -> Session:
             sharing = sharing._replace(ranks=sharing.ranks - gone)
         child.use(parent.tuning, sharing)
         child.epoch = parent.epoch
+        child.follows = parent.members is None or parent.follows
         if parent.link is not None:
             parent.link.held_by(child)
         progress.close()

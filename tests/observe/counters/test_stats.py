@@ -1,5 +1,7 @@
 """Counters, and what Prometheus gets of them."""
 
+import os
+import signal
 import socket
 import urllib.error
 import urllib.request
@@ -8,7 +10,7 @@ import numpy as np
 import pytest
 
 from pycoll.config import Config
-from pycoll.errors import ArgumentError, PeerRejected
+from pycoll.errors import ArgumentError, PeerLost, PeerRejected
 from pycoll.observe.counters.metrics import all_stats
 from pycoll.testing import run_processes, run_threads
 
@@ -111,3 +113,29 @@ def test_a_label_is_of_one_communicator_for_all_its_life():
     assert "split4" in first[0]
     assert "split4" not in second[0]
     assert first[0].keys() - {"split4"} == second[0].keys()
+
+
+def test_prometheus_goes_on_with_those_who_are_left():
+    """At the ports of their new ranks, which others of them had before."""
+    pytest.importorskip("prometheus_client")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+
+    def rank(comm):
+        if comm.rank == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises(PeerLost):
+            comm.barrier()
+        new = comm.shrink()
+        for _ in range(50):
+            new.barrier()
+        with urllib.request.urlopen(f"http://127.0.0.1:{port + new.rank}/metrics") as answer:
+            lines = answer.read().decode().splitlines()
+        new.barrier()
+        comm.close()
+        (line,) = (line for line in lines if line.startswith("pycoll_calls_total"))
+        return line.startswith(f'pycoll_calls_total{{communicator="job",rank="{new.rank}"}} 5')
+
+    config = Config(timeout_s=8, heap_bytes=1 << 26, metrics_port=port)
+    assert run_processes(3, rank, config=config, may_die=[0])[1:] == [True, True]
