@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +22,7 @@ from pycoll.parallel.engine.data_parallel import DataParallel
 from pycoll.parallel.engine.report import StepReport
 from pycoll.parallel.settings import check_number
 
-_STEP = "step"
+_STEP, _DEATHS = "step", (PeerLost, Revoked)
 _FUNCTIONS = {
     "build": "build(comm) makes the engine",
     "data": "data(step, samples) returns inputs and targets",
@@ -208,7 +209,7 @@ class Elastic:
                         self._renew(None)
                     else:
                         report = self._take_step()
-                except (PeerLost, Revoked) as error:
+                except _DEATHS as error:
                     self._renew(error)
             self.change = self.changes[-1] if len(self.changes) > before else None
             yield report
@@ -227,22 +228,33 @@ class Elastic:
     def _renew(self, error: CollError | None) -> None:
         """Come to a new communicator with all who are left and all who have come."""
         self._error, self._since = None, time.monotonic()
-        self._drop_engine(error)
+        self._warn(self._drop_engine(error), every=False)
         old = self.comm
         if not old.can_grow and error is None:
             return
         self.comm = old.grow() if old.can_grow else old.shrink()
         old.close()
 
-    def _drop_engine(self, error: CollError | None) -> None:
+    def _drop_engine(self, error: CollError | None) -> CollError | None:
+        """Close the engine; return why its last save has failed, if it has."""
         engine, self._engine = self._engine, None
+        failed = None
         if engine is not None:
-            with contextlib.suppress(CollError):
+            try:
                 if engine.saving is not None:
                     engine.saving.wait()  # the next engine saves in the same folder
+            except CollError as found:
+                failed = found
             with contextlib.suppress(CollError):
                 engine.close(error)
             engine.mesh.close()
+        return failed
+
+    def _warn(self, failed: CollError | None, every: bool) -> None:
+        """Say that a save has failed; not `every` time, for a death ends the one under way."""
+        if failed is not None and (every or not isinstance(failed, _DEATHS)):
+            text = f"a save in the background failed: {failed}"
+            warnings.warn(text, RuntimeWarning, stacklevel=3)
 
     def _join(self) -> None:
         """Make an engine, and give it the newest state that the ranks have together."""
@@ -310,7 +322,7 @@ class Elastic:
         """
         try:
             yield
-        except (PeerLost, Revoked) as error:
+        except _DEATHS as error:
             self._error = error
 
     def finish(self, work: Callable[[], Any]) -> Any:
@@ -338,10 +350,18 @@ class Elastic:
                 result = work()
                 self.comm.barrier()
                 return result
-            except (PeerLost, Revoked) as error:
+            except _DEATHS as error:
                 self._renew(error)
 
     def close(self) -> None:
-        """Close engine and communicator."""
-        self._drop_engine(None)
+        """Close engine and communicator, once the last save has ended.
+
+        Raises:
+            ArgumentError: If that could not be written, as on a full disk. If a rank has died
+                meanwhile, it is a warning.
+        """
+        failed = self._drop_engine(None)
         self.comm.close()
+        if failed is not None and not isinstance(failed, _DEATHS):
+            raise failed
+        self._warn(failed, every=True)

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 from pycoll.errors import ArgumentError
 from pycoll.parallel import SGD, AdamW, DataParallel, Elastic, Mesh, Sequential
+from pycoll.parallel.checkpoint import writer
 from pycoll.parallel.elastic.copies import Copies
 from pycoll.parallel.elastic.share import Share
 from pycoll.parallel.elastic.transfer import bring, choose
@@ -260,6 +262,37 @@ def test_two_neighbours_that_die_at_once_cost_the_steps_since_the_checkpoint(tmp
         np.testing.assert_allclose([seen[s + 1] for s in range(6)], losses, rtol=1e-5)
         for name, value in parameters.items():
             np.testing.assert_allclose(found[name], value, rtol=2e-4, atol=1e-6)
+
+
+def test_a_save_that_fails_is_heard_of_at_the_end_and_when_ranks_change(tmp_path):
+    """Each rank's file of the last checkpoint has no room."""
+    saves = {"checkpoint": tmp_path / "saved", "save_every": 4}
+
+    def rank(comm):
+        own = comm.rank
+
+        def dying(step, samples):
+            if step == 5:
+                while not run.engine.saving.done:
+                    time.sleep(0.01)
+            if step == 6 and own == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return data(step, samples)
+
+        def write(*args):
+            raise OSError(28, "No space left on device")
+
+        writer.write_file = write
+        run = Elastic(comm, lambda c: build(c, 1), dying, **{**SIZES, "steps": 8}, **saves)
+        with pytest.warns(RuntimeWarning, match="a save in the background failed: .*No space"):
+            for _ in run:
+                pass
+        with pytest.raises(ArgumentError, match="No space left on device"):
+            run.close()
+        run.close()
+        return run.step
+
+    assert run_processes(3, rank, may_die=[2])[:2] == [8, 8]
 
 
 def test_a_job_that_starts_again_goes_on_from_its_newest_checkpoint(tmp_path):
