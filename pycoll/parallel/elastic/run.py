@@ -290,10 +290,16 @@ class Elastic:
                 extra = found.extra if isinstance(found.extra, dict) else {}
                 return int(extra.get(_STEP, found.steps))
         if lost:
+            known = f" in {os.fspath(self._folder)} yet" if self._folder is not None else ""
+            hint = (
+                "start the job again"
+                if known
+                else "use redundancy=1, against the death of one rank at a time, and checkpoint= "
+                "with save_every="
+            )
             raise ArgumentError(
                 "a shard of the states is lost with the ranks that died, and there is no "
-                "checkpoint: use redundancy=1, against the death of one rank at a time, and "
-                "checkpoint= with save_every="
+                f"checkpoint{known}: {hint}"
             )
         return 0
 
