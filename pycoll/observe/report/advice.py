@@ -54,7 +54,8 @@ def _with_failure(seen: Analysis, found: list[Finding], held: list[Finding]) -> 
     if odd := _odd(group, k):
         return [odd, *found]
     missing = [group.members[p] for p in np.flatnonzero(np.isnan(group.enter_ns[:, k]))]
-    who = f"; ranks {', '.join(map(str, missing))} never entered it" if missing else ""
+    who = f"; rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}" if missing else ""
+    who += " never entered it, or died before its end" if missing else ""
     text = f"a call failed at {group.site[k] or 'an unknown place'} (call {k + 1}){who}"
     failed = Finding("failed", missing, text, "PYCOLL_DUMP=DIR tells how it came to that")
     took_s = float(np.nanmax(group.leave_ns[:, k] - group.enter_ns[:, k])) * 1e-9

@@ -3,13 +3,15 @@
 import gc
 import gzip
 import json
+import os
+import signal
 import threading
 import time
 
 import numpy as np
 import pytest
 
-from pycoll.errors import ArgumentError
+from pycoll.errors import ArgumentError, PeerLost
 from pycoll.observe.causes import STARVED
 from pycoll.observe.report import text
 from pycoll.observe.report.advice import advise, headline
@@ -281,6 +283,24 @@ def test_small_calls_and_growing_memory_are_named(tmp_path):
     assert causes["memory"].ranks == [1]
     assert causes["memory"].text.startswith("the memory of rank 1 grows by ")
     assert "calls of at most 16 KiB at test_record.py" in causes["small calls"].text
+
+
+def test_who_died_inside_a_call_is_not_said_to_have_stayed_away(tmp_path):
+    """A trace has a call once it is over: it cannot tell the two."""
+
+    def rank(comm):
+        with comm.trace(tmp_path):
+            comm.barrier()
+            if comm.rank == 1:
+                threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGKILL)).start()
+            if comm.rank == 0:
+                time.sleep(0.6)
+            with pytest.raises(PeerLost):
+                comm.barrier()
+
+    run_processes(3, rank, may_die=[1])
+    line = next(f.text for f in advise(analyse(merge(tmp_path))) if f.cause == "failed")
+    assert line.endswith("; rank 1 never entered it, or died before its end")
 
 
 def test_events_are_what_the_format_wants(tmp_path):
