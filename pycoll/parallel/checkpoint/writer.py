@@ -78,7 +78,7 @@ def save(
     if keep is not None:
         check_number("keep", keep, "[1, inf)", whole=True)
     if engine.saving is not None:
-        engine.saving.wait()
+        engine.saving.settle(engine.groups.world)
     parts = [part._replace(data=as_numpy(part.data)) for part in engine.parts()]
     state = Manifest(
         engine.steps,
@@ -144,6 +144,7 @@ class Saving:
         self.parts: Sequence[Part] = parts
         self.copied: threading.Event = threading.Event()
         self._error: BaseException | None = None
+        self._heard = False  # its end, by who can tell of an error
         self._thread: threading.Thread | None = None
         if copy is None:
             self._path = work()
@@ -182,12 +183,34 @@ class Saving:
         Raises:
             ArgumentError: If a rank could not write; and what else `save` raises.
         """
-        if self._thread is not None:
-            self._thread.join()
+        self.failure()
         if self._error is not None:
-            atexit.unregister(self._tell)
             raise self._error
         return self._path
+
+    def failure(self) -> BaseException | None:
+        """Wait for its end; return what went wrong if nobody here has heard of it before."""
+        if self._thread is not None:
+            self._thread.join()
+        heard, self._heard = self._heard, True
+        if heard or self._error is None:
+            return None
+        atexit.unregister(self._tell)
+        return self._error
+
+    def settle(self, world: Channel) -> None:
+        """Wait for its end before the next one begins; a collective.
+
+        Args:
+            world: The channel of all ranks of the engine.
+
+        Raises:
+            ArgumentError: On every rank, if one went wrong and a rank has not heard of it.
+        """
+        error = self.failure()
+        if problems := gather_problems("" if error is None else in_words(error), world):
+            last = ArgumentError(f"the last save in the background failed: {problems}")
+            raise self._error or last
 
 
 @dataclass

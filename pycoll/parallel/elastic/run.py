@@ -235,22 +235,19 @@ class Elastic:
         self.comm = old.grow() if old.can_grow else old.shrink()
         old.close()
 
-    def _drop_engine(self, error: CollError | None) -> CollError | None:
-        """Close the engine; return why its last save has failed, if it has."""
+    def _drop_engine(self, error: CollError | None) -> BaseException | None:
+        """Close the engine; return why its last save has failed, if nobody has heard of it."""
         engine, self._engine = self._engine, None
         failed = None
         if engine is not None:
-            try:
-                if engine.saving is not None:
-                    engine.saving.wait()  # the next engine saves in the same folder
-            except CollError as found:
-                failed = found
+            if engine.saving is not None:
+                failed = engine.saving.failure()  # the next engine saves in the same folder
             with contextlib.suppress(CollError):
                 engine.close(error)
             engine.mesh.close()
         return failed
 
-    def _warn(self, failed: CollError | None, every: bool) -> None:
+    def _warn(self, failed: BaseException | None, every: bool) -> None:
         """Say that a save has failed; not `every` time, for a death ends the one under way."""
         if failed is not None and (every or not isinstance(failed, _DEATHS)):
             text = f"a save in the background failed: {failed}"

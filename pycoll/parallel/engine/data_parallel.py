@@ -369,13 +369,13 @@ class DataParallel:
     def close(self, error: BaseException | None = None) -> None:
         """Close the engine's communicators; with an ``error``, waiting peers raise, too.
 
-        A save in the background is waited for.
+        A save in the background is waited for; an error of it that nobody has heard of is raised.
         """
         try:
             if error is None:
                 self.settle()
-                if self.saving is not None:
-                    self.saving.wait()
+                if self.saving is not None and (failed := self.saving.failure()):
+                    raise failed
         finally:
             self._let_copy()
             self.groups.close(error)

@@ -181,7 +181,6 @@ def test_a_folder_that_cannot_be_made(tmp_path):
             saving = save(tmp_path / "file", engine, background=True)
             with pytest.raises(ArgumentError, match="rank 0 has FileExistsError"):
                 saving.wait()
-            engine.saving = None
 
     run_threads(2, rank)
 

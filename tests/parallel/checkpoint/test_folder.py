@@ -31,12 +31,45 @@ def test_what_was_not_saved_is_removed(tmp_path, monkeypatch, where):
             for background in (False, True):
                 with pytest.raises(ArgumentError, match="No space left on device"):
                     save(tmp_path, engine, background=background).wait()
-            engine.saving = None
             with pytest.raises(MismatchError):
                 save(tmp_path, engine, extra=comm.rank)
 
     run_threads(2, rank)
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("waits", [(), (0,), (0, 1)])
+def test_a_save_that_failed_is_told_once_and_the_next_can_be_made(tmp_path, monkeypatch, waits):
+    """On every rank or on none, whoever has waited for it; and before the engine is closed."""
+    write = writer.write_file
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    def rank(comm):
+        with small(comm) as engine:
+            comm.barrier()
+            monkeypatch.setattr(writer, "write_file", full)
+            saving = save(tmp_path, engine, background=True)
+            if comm.rank in waits:
+                with pytest.raises(ArgumentError, match="No space left on device"):
+                    saving.wait()
+            saving._thread.join()
+            comm.barrier()
+            monkeypatch.setattr(writer, "write_file", write)
+            if len(waits) < 2:
+                with pytest.raises(ArgumentError, match="No space left on device"):
+                    save(tmp_path, engine)
+            path = save(tmp_path, engine, background=True).wait()
+            assert load(tmp_path, engine).path == path
+            comm.barrier()
+            monkeypatch.setattr(writer, "write_file", full)
+            save(tmp_path, engine, background=True)
+            with pytest.raises(ArgumentError, match="No space left on device"):
+                engine.close()
+
+    run_threads(2, rank)
+    assert os.listdir(tmp_path) == ["000001.step-0"]
 
 
 def test_two_engines_save_in_one_folder(tmp_path):
