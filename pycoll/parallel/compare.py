@@ -78,7 +78,8 @@ def check_unanimous(sums: np.ndarray, value: str, channel: Channel) -> None:
 
 def gather_texts(text: str, channel: Channel) -> list[str]:
     """Return the texts of all ranks; a collective."""
-    raw = np.frombuffer(f"{text}\0".encode(), np.uint8)
+    data = f"{text}\0".encode(errors="backslashreplace")  # a path may have any bytes
+    raw = np.frombuffer(data, np.uint8)
     return bytes(channel.comm.all_gather_v(raw)).decode().split("\0")[:-1]
 
 

@@ -185,6 +185,20 @@ def test_a_folder_that_cannot_be_made(tmp_path):
     run_threads(2, rank)
 
 
+def test_a_folder_whose_name_is_no_text(tmp_path):
+    """Linux takes any bytes: what is wrong with it is told on every rank."""
+    path = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")
+
+    def rank(comm):
+        with small(comm) as engine:
+            with pytest.raises(ArgumentError, match=r"no checkpoint in .*caf\\udce9"):
+                load(path, engine)
+            saved = save(path, engine).wait()
+            return load(path, engine).path == saved
+
+    assert run_threads(2, rank) == [True, True]
+
+
 def test_training_goes_on_during_a_save_in_the_background(tmp_path, monkeypatch):
     """The save ends only when steps were taken; what it has is of its own time."""
     go, write_file = threading.Event(), writer.write_file
