@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,21 +30,34 @@ _OWN = f"{os.sep}pycoll{os.sep}"
 def write(
     session: Any, error: BaseException, report: dict[str, Any] | None, folder: str
 ) -> Path | None:
-    """Write what is known on this rank about an error; None if that fails.
+    """Write what is known on this rank about an error; None, and a warning, if that fails.
 
     The error is what the user has to hear of, so nothing is raised here.
     """
     rank = (session.job_ranks or session.members or range(session.world_size))[session.rank]
     at = Path(folder)
-    with contextlib.suppress(OSError, ValueError):
+    try:
         at.mkdir(parents=True, exist_ok=True)
         found = contents(session, error, report)
         path = at / f"rank{rank}-{found['communicator']}.json"
-        fresh = path.with_suffix(f".tmp{os.getpid()}")
-        fresh.write_text(json.dumps(found, indent=1, default=str), encoding="utf-8")
-        os.replace(fresh, path)
+        _put(path, json.dumps(found, indent=1, default=str))
         return path
-    return None
+    except (OSError, ValueError) as problem:
+        with contextlib.suppress(Warning):  # which this program has made an error
+            text = f"nothing about an error was written to {folder}: {problem}"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
+        return None
+
+
+def _put(path: Path, text: str) -> None:
+    """Write a file as a whole or not at all."""
+    fresh = path.with_suffix(f".tmp{os.getpid()}")
+    try:
+        fresh.write_text(text, encoding="utf-8")
+        os.replace(fresh, path)
+    except OSError:
+        fresh.unlink(missing_ok=True)
+        raise
 
 
 def contents(session: Any, error: BaseException, report: dict[str, Any] | None) -> dict[str, Any]:

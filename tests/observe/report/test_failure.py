@@ -10,7 +10,7 @@ import pytest
 
 import pycoll
 from pycoll.config import Config
-from pycoll.errors import ArgumentError
+from pycoll.errors import ArgumentError, MismatchError
 from pycoll.observe.report import torch_flight
 from pycoll.observe.report.failure import explain, read_dumps
 from pycoll.testing import run_processes
@@ -86,3 +86,18 @@ def test_other_files_are_refused(tmp_path):
     (tmp_path / "rank0.json").write_text("[]")
     with pytest.raises(ArgumentError, match="is no dump of pycoll"):
         read_dumps(tmp_path)
+
+
+def test_a_dump_that_cannot_be_written_is_a_warning(tmp_path):
+    """And leaves no part of a file; the error stays what it was."""
+    (tmp_path / "file").write_text("")
+    config = Config(timeout_s=8, heap_bytes=1 << 26, dump_dir=str(tmp_path / "file/dumps"))
+
+    def rank(comm):
+        with (
+            pytest.raises(MismatchError),
+            pytest.warns(RuntimeWarning, match="file/dumps: .*Not a"),
+        ):
+            comm.all_reduce(np.ones(1 + comm.rank))
+
+    run_processes(2, rank, config=config)
