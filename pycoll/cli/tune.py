@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
 import json
 import os
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -218,6 +221,26 @@ def _busy_s() -> float:
 
 def save(path: Path, world: World) -> None:
     """Put a world into the table of a file, which is replaced at once."""
+    with _alone(path.resolve().parent):
+        _save(path, world)
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Hold a folder, if it can be: what another one puts into a table there meanwhile is kept."""
+    fd = -1
+    with contextlib.suppress(OSError):  # no locks there; or no folder, of which `put` tells
+        folder.mkdir(parents=True, exist_ok=True)
+        fd = os.open(folder, os.O_RDONLY)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        if fd >= 0:
+            os.close(fd)
+
+
+def _save(path: Path, world: World) -> None:
     here, kept = fingerprint(), None
     try:
         kept = Tuning.parse(path.read_text(encoding="utf-8"))

@@ -14,6 +14,7 @@ from pycoll.cli.tune import names_of, save
 from pycoll.runtime.selection.tuning_table import Time, Tuning, World, fingerprint
 from pycoll.schedule.cost.cost import Machine
 from pycoll.schedule.cost.network import Network
+from pycoll.testing import run_processes
 
 QUICK = ("--budget", "40", "--max", "256", "--only", "all_reduce")
 
@@ -150,6 +151,20 @@ def test_worlds_are_added_and_replaced(tmp_path, capsys):
     path.write_text("no table")
     save(path, world(2))
     assert "is dropped: it is not JSON" in capsys.readouterr().out
+
+
+def test_processes_that_save_at_once_keep_what_the_others_have_measured(tmp_path):
+    path = tmp_path / "a" / "table.json"
+
+    def rank(comm):
+        comm.barrier()
+        for n in range(10):
+            save(path, world(2 + comm.rank + 4 * n))
+
+    run_processes(4, rank)
+    saved = Tuning.parse(path.read_text()).worlds
+    assert sorted(w.ranks_per_host[0] for w in saved) == list(range(2, 42))
+    assert list(path.parent.iterdir()) == [path]
 
 
 @pytest.mark.parametrize(
