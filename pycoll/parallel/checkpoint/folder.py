@@ -21,20 +21,30 @@ from pycoll.errors import ArgumentError
 
 MANIFEST = "manifest.json"
 PATIENCE_S = 10.0
+_LOOKS = 5
 _PARTIAL = ".partial-"
 _NAME = re.compile(r"(\d{6,})\.step-(\d+)")
 
 
 def checkpoints(path: str) -> list[str]:
-    """Return the names of all whole checkpoints in a folder, the oldest first."""
-    try:
-        names = os.listdir(path)
-    except FileNotFoundError:
-        return []
-    except NotADirectoryError:
-        raise ArgumentError(f"{path} is no folder of checkpoints, but a file or in one") from None
-    found = [(int(match[1]), name) for name in names if (match := _NAME.fullmatch(name))]
-    return [name for _, name in sorted(found) if os.path.isdir(os.path.join(path, name))]
+    """Return the names of all whole checkpoints in a folder, the oldest first.
+
+    None are looked for again: while a save puts a new one in place of the only one, a list of the
+    folder may have neither.
+    """
+    for _ in range(_LOOKS):
+        try:
+            names = os.listdir(path)
+        except FileNotFoundError:
+            return []
+        except NotADirectoryError:
+            text = f"{path} is no folder of checkpoints, but a file or in one"
+            raise ArgumentError(text) from None
+        found = [(int(match[1]), name) for name in names if (match := _NAME.fullmatch(name))]
+        whole = [name for _, name in sorted(found) if os.path.isdir(os.path.join(path, name))]
+        if whole:
+            return whole
+    return []
 
 
 def candidates(path: str, if_any: bool = False, hint: str = "") -> list[str]:

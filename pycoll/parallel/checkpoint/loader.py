@@ -21,6 +21,7 @@ from pycoll.parallel.compare import check_same, gather_problems, gather_texts
 from pycoll.parallel.engine.data_parallel import DataParallel
 from pycoll.parallel.state.parts import hook_kind
 
+_MOST_TRIES = 100  # each of a checkpoint of its own
 Found = dict[tuple[str, str, int, int], Any]
 
 
@@ -70,31 +71,48 @@ def load(
     folder = checked(path, engine, "load")
     world, damage = engine.groups.world, ""
     paths = _candidates(folder, world, if_any)
-    if not paths:
-        return Loaded("", 0, None)
-    for found in paths:
+    tried: list[str] = []
+    while paths:
+        found = paths[0]
         if damage:
             warnings.warn(f"{damage}; {found} is tried next", RuntimeWarning, stacklevel=2)
-        with ExitStack() as stack:
-            reader = None
-            try:
-                reader = stack.enter_context(Reader(found))
-                reader.verify(world.rank, world.world_size)
-                problem = ""
-            except Damaged as error:
-                problem = str(error)
-            except Exception as error:
-                problem = in_words(error)
-            if damage := gather_problems(problem, world):
-                continue
-            assert reader is not None
-            _take(reader, engine, states)
-            manifest = reader.manifest
-            return Loaded(found, manifest.steps, manifest.extra)
-    raise ArgumentError(f"no checkpoint was loaded: {damage}. Nothing was changed")
+        try:
+            return _load(found, engine, states)
+        except Damaged as error:
+            damage = str(error)
+        tried.append(found)
+        # Another job may have saved a newer one meanwhile, and deleted this one.
+        again = _candidates(folder, world, True) if len(tried) < _MOST_TRIES else paths
+        paths = [path for path in again if path not in tried]
+    if damage:
+        raise ArgumentError(f"no checkpoint was loaded: {damage}. Nothing was changed")
+    return Loaded("", 0, None)
 
 
-def _candidates(path: str, world: Channel, if_any: bool) -> Any:
+def _load(path: str, engine: DataParallel, states: bool) -> Loaded:
+    """Load one checkpoint; a collective.
+
+    Raises:
+        Damaged: On every rank, if a rank cannot read it.
+        ArgumentError: On every rank, if it does not fit.
+    """
+    world, problem, reader = engine.groups.world, "", None
+    with ExitStack() as stack:
+        try:
+            reader = stack.enter_context(Reader(path))
+            reader.verify(world.rank, world.world_size)
+        except Damaged as error:
+            problem = str(error)
+        except Exception as error:
+            problem = in_words(error)
+        if problems := gather_problems(problem, world):
+            raise Damaged(problems)
+        assert reader is not None
+        _take(reader, engine, states)
+        return Loaded(path, reader.manifest.steps, reader.manifest.extra)
+
+
+def _candidates(path: str, world: Channel, if_any: bool) -> list[str]:
     """Return what the first rank finds; a collective."""
     text, problem, hint = "", "", "; with if_any=True a program begins without one"
     try:
@@ -105,12 +123,13 @@ def _candidates(path: str, world: Channel, if_any: bool) -> Any:
     text, problem = (gather_texts(t, world)[0] for t in (text, problem))
     if problem:
         raise ArgumentError(problem)
-    return json.loads(text)
+    found: list[str] = json.loads(text)
+    return found
 
 
 def _take(reader: Reader, engine: DataParallel, states: bool) -> None:
     """Read all that this rank needs, agree that every rank could, and change the engine."""
-    manifest, groups, problem = reader.manifest, engine.groups, ""
+    manifest, groups, problem, damage = reader.manifest, engine.groups, "", ""
     values: Found = {}
     scale, before = engine.loss_scale, engine.hook.state()
     try:
@@ -121,12 +140,16 @@ def _take(reader: Reader, engine: DataParallel, states: bool) -> None:
             if states or part.kind == PARAMETERS:
                 values[part.kind, part.name, part.start, part.stop] = reader.part(part)
         engine.hook.load(_hook_state(reader, groups.place) if states else {})
+    except Damaged as error:  # by now
+        problem = damage = str(error)
     except ArgumentError as error:
         problem = str(error)
     except Exception as error:
         problem = in_words(error)
     try:
         if problems := gather_problems(problem, groups.world):
+            if damages := gather_problems(damage, groups.world):
+                raise Damaged(damages)
             raise ArgumentError(f"{reader.path} was not loaded: {problems}. Nothing was changed")
         check_same([manifest.to_json()], "checkpoints, so none was loaded", groups.world)
     except Exception:

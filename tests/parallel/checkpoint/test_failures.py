@@ -185,6 +185,43 @@ def test_a_folder_that_cannot_be_made(tmp_path):
     run_threads(2, rank)
 
 
+@pytest.mark.parametrize("where", ["verify", "part"])
+def test_another_job_replaces_a_checkpoint_that_is_being_loaded(tmp_path, monkeypatch, where):
+    """The new one is loaded in its place."""
+    real, replaced = getattr(Reader, where), []
+
+    def rank(comm):
+        with small(comm) as engine, small(comm) as other:
+            save(tmp_path, engine, keep=1)
+            other.step(batches(1))
+
+            def late(reader, *args):
+                if not replaced:
+                    replaced.append(save(tmp_path, other, keep=1).wait())
+                    reader.close()
+                return real(reader, *args)
+
+            monkeypatch.setattr(Reader, where, late)
+            with pytest.warns(RuntimeWarning, match="step-1 is tried next"):
+                found = load(tmp_path, engine)
+            return [found.path] == replaced and digest(engine) == digest(other)
+
+    assert run_threads(1, rank) == [True]
+
+
+def test_a_list_of_a_folder_without_the_old_and_the_new_checkpoint(tmp_path, monkeypatch):
+    lists, listdir = [[".partial-000002.step-1"]], os.listdir
+
+    def rank(comm):
+        with small(comm) as engine:
+            save(tmp_path, engine)
+            monkeypatch.setattr(os, "listdir", lambda path: lists.pop() if lists else listdir(path))
+            return bool(load(tmp_path, engine, if_any=True))
+
+    assert run_threads(1, rank) == [True]
+    assert not lists
+
+
 def test_a_folder_whose_name_is_no_text(tmp_path):
     """Linux takes any bytes: what is wrong with it is told on every rank."""
     path = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")
