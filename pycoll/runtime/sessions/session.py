@@ -147,9 +147,9 @@ class Session(QueuedCalls, TaggedMessages):
 
     def give_way(self, to: str) -> None:
         """Let nobody use it any more, nor its ports: another one follows."""
+        self.abort(f"rank {self.rank} called {to}")  # ranks in another call get `Revoked`
         if self.observer is not None:
             self.observer.followed()
-        self.abort(f"rank {self.rank} called {to}")  # ranks in another call get `Revoked`
         self.guard(self.engine.drain)
 
     def use(self, tuning: Tuning | None, sharing: Sharing | None) -> None:
