@@ -15,7 +15,7 @@ import secrets
 import socket
 import threading
 import time
-from typing import Any
+from typing import Any, NoReturn
 
 from pycoll.errors import CollTimeout, PeerLost, TransportError
 from pycoll.runtime.sessions.message_session import OWN_THREAD
@@ -124,9 +124,10 @@ class StoreClient:
 
         Raises:
             CollTimeout: If it is not there in time.
+            PeerLost: If it was there and is gone.
             TransportError: If there is no such host, or it has another secret.
         """
-        self.host = host
+        self.host, self._met = host, False
         end = time.monotonic() + timeout_s
         why = "no answer"
         self._place = f"{host} port {port}"
@@ -141,6 +142,8 @@ class StoreClient:
                 ) from error
             except OSError as error:
                 why = error.strerror or str(error)
+                if self._met and isinstance(error, ConnectionRefusedError):
+                    self._has_left(error)
             if time.monotonic() > end:
                 raise CollTimeout(
                     f"rank 0 was not at {self._place} within {timeout_s:.3g} s ({why}): it has not "
@@ -162,7 +165,8 @@ class StoreClient:
         """Show that this end knows the secret, and that the other one does.
 
         Raises:
-            OSError: If the server is too busy with others.
+            OSError: If the server is too busy with others, or gave up, as when the network stalls.
+            PeerLost: If it does not answer.
             TransportError: If it has another secret.
         """
         try:
@@ -176,9 +180,13 @@ class StoreClient:
         other = self._read(_CHALLENGE_BYTES)
         if len(other) < _CHALLENGE_BYTES:
             raise ConnectionResetError("it hung up at once")
+        self._met = True
         self._file.write(keyed(secret, b"client\0" + other) + own)
         self._file.flush()
-        if not same(self._read(32), keyed(secret, b"server\0" + own)):
+        shown = self._read(32)
+        if len(shown) < 32:  # it gave up before it had our proof, and has not judged it
+            raise ConnectionResetError("it hung up before it had shown anything")
+        if not same(shown, keyed(secret, b"server\0" + own)):
             raise TransportError(
                 f"what listens at {self._place} does not know the secret of this job: set "
                 "PYCOLL_SECRET to the same text for every rank"
@@ -187,8 +195,13 @@ class StoreClient:
     def _read(self, nbytes: int) -> bytes:
         try:
             return self._file.read(nbytes)
+        except ConnectionResetError:
+            raise
         except OSError as error:
             raise PeerLost(f"rank 0, at {self._place}, does not answer: {error}") from error
+
+    def _has_left(self, why: OSError | None = None) -> NoReturn:
+        raise PeerLost(f"rank 0, at {self._place}, has left while ranks were joining") from why
 
     def set(self, key: str, value: str) -> None:
         """Write a text."""
@@ -213,7 +226,7 @@ class StoreClient:
         except OSError as error:
             raise PeerLost(f"rank 0, at {self._place}, does not answer: {error}") from error
         if not line:
-            raise PeerLost(f"rank 0, at {self._place}, has left while ranks were joining")
+            self._has_left()
         return json.loads(line)
 
     def close(self) -> None:
