@@ -84,7 +84,7 @@ void SocketApi::open(const std::vector<std::string>& names) {
     }
     p.ahead = std::make_unique_for_overwrite<char[]>(kAheadBytes);
     fcntl(p.socket, F_SETFL, fcntl(p.socket, F_GETFL) | O_NONBLOCK);
-    ask_when_idle(p.socket, silence_s_);
+    ask_often(p.socket, silence_s_);
     event = {.events = p.watched = EPOLLIN, .data = {.u64 = r}};
     for (const int set : {epoll_, arrivals_}) {
       COLL_CHECK(epoll_ctl(set, EPOLL_CTL_ADD, p.socket, &event) == 0, "TransportError",
