@@ -334,12 +334,12 @@ def summed(mine: torch.Tensor, gather: Gather) -> torch.Tensor:
     form = [mine.sparse_dim(), *mine.shape]
     facts = [mine._nnz(), *form, *[-1] * (_MAX_DIMS + 1 - len(form))]
     counts, *forms = gather(torch.tensor(facts)).t().tolist()
-    for rank, theirs in enumerate(zip(*forms, strict=True)):
-        if list(theirs) != facts[1:]:
-            sparse, *shape = (k for k in theirs if k >= 0)
+    first, *others = zip(*forms, strict=True)
+    for rank, theirs in enumerate(others, 1):
+        if theirs != first:  # the same pair on all ranks, so that they raise the same text
             raise ArgumentError(
-                f"rank {rank} has a sparse tensor of shape {shape} with {sparse} sparse dims, this "
-                f"rank one of {form[1:]} with {form[0]}; expected the same on all"
+                f"rank 0 has {_described(first)}, rank {rank} {_described(theirs)}; expected the "
+                "same on all"
             )
     places = _gathered(mine.indices().t(), counts, gather)
     values = _gathered(mine.values(), counts, gather)
@@ -347,6 +347,11 @@ def summed(mine: torch.Tensor, gather: Gather) -> torch.Tensor:
         values = values.float()  # rounded once
     whole = torch.sparse_coo_tensor(places.t(), values, mine.shape, check_invariants=False)
     return whole.coalesce().to(mine.dtype)
+
+
+def _described(facts: tuple[int, ...]) -> str:
+    sparse, *shape = (k for k in facts if k >= 0)
+    return f"a sparse tensor of shape {shape} with {sparse} sparse dims"
 
 
 def _gathered(rows: torch.Tensor, counts: list[int], gather: Gather) -> torch.Tensor:

@@ -82,3 +82,16 @@ def test_what_is_refused():
         return x.to_dense().sum().item()
 
     assert run_group(2, body) == [3.0] * 2
+
+
+def test_different_shapes_are_the_same_error_on_all_ranks():
+    def body(rank, n):
+        with pytest.raises(BackendArgumentError) as caught:
+            dist.all_reduce(torch.ones(4, 5 if rank == 1 else 4).to_sparse())
+        return str(caught.value).partition("ArgumentError: ")[2]
+
+    text = (
+        "rank 0 has a sparse tensor of shape [4, 4] with 2 sparse dims, rank 1 a sparse tensor of "
+        "shape [4, 5] with 2 sparse dims; expected the same on all"
+    )
+    assert run_group(3, body) == [text] * 3
