@@ -186,6 +186,18 @@ class ProcessGroupPycoll(RaggedCollectives, ListCollectives, dist.ProcessGroup):
     supports_coalescing = False  # collecting single calls and running them together
     supports_time_estimate = False
 
+    def _start_coalescing(self, device: Any) -> None:
+        """Refuse to collect the calls of a device; PyTorch asks even if we do not support it.
+
+        PyTorch notes before that calls of this group are collected. Were that left, later ones
+        would do nothing, silently.
+        """
+        dist.distributed_c10d._world.pg_coalesce_state.pop(self, None)
+        raise RuntimeError(
+            f"groups of pycoll do not collect calls of a device, here {device}; pass none to "
+            "_coalescing_manager, which then makes one coalesced call"
+        )
+
     @property
     def options(self) -> c10d.Backend.Options:
         """The timeout and the ranks of the group, as PyTorch's own backends have them."""

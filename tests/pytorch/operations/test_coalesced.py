@@ -153,3 +153,21 @@ def test_ranks_that_coalesce_other_sizes():
         return [t.sum().item() for t in tensors]
 
     assert run_group(2, body) == [[3.0, 4.0], [3.0, 5.0]]
+
+
+def test_calls_collected_by_pytorch():
+    """Without a device they are one call; with one they are refused, and later calls are made."""
+
+    def body(rank, n):
+        x, y = plain(3, rank + 1.0), plain(2, 1.0)
+        with dist.distributed_c10d._coalescing_manager(async_ops=True) as collected:
+            dist.all_reduce(x)
+            dist.all_reduce(y)
+        collected.wait()
+        refused = dist.distributed_c10d._coalescing_manager(device=torch.device("cpu"))
+        with pytest.raises(RuntimeError, match="do not collect calls of a device, here cpu"):
+            refused.__enter__()
+        dist.all_reduce(y)
+        return x.tolist() + y.tolist()
+
+    assert run_group(2, body) == [[3.0] * 3 + [4.0] * 2] * 2
