@@ -28,6 +28,7 @@ from pycoll.errors import (
     TransportError,
 )
 
+_OWN = ("TYPE_CHECKING", "annotations", "importlib", "_failure", "_error", "_OWN")
 _failure: ImportError | None = None
 try:
     importlib.import_module("pycoll._C")  # alone, so that the reason of a failure is its own
@@ -49,6 +50,10 @@ if not TYPE_CHECKING:  # to a type checker a name that is missing is an error
             names = importlib.import_module("pycoll.comm.other_names")
             text += names.of_module(name, Communicator)
         raise AttributeError(text)
+
+    def __dir__() -> list[str]:
+        """Leave out what this file imports for itself, so that completion shows the interface."""
+        return [name for name in globals() if name not in _OWN]
 
 
 __version__ = VERSION

@@ -32,6 +32,13 @@ def test_it_loads_only_numpy():
     assert {name for name in foreign if not name.startswith("_")} <= {"pycoll", "sitecustomize"}
 
 
+def test_completion_shows_the_interface():
+    shown = set(python("import pycoll; print(*dir(pycoll))")[0].split())
+    public = set(python("import pycoll; print(*pycoll.__all__)")[0].split())
+    assert public <= shown
+    assert not shown & {"TYPE_CHECKING", "annotations", "importlib"}
+
+
 def test_it_starts_no_thread_and_opens_nothing():
     code = (
         "import os, pycoll; print(len(os.listdir('/proc/self/task')), "
