@@ -111,6 +111,9 @@ def _choose(args: argparse.Namespace) -> list[str]:
         for a in ALGORITHMS
         if name in ("", a.name) and {collective, args.collective} <= {a.collective, "", None}
     ]
+    if not chosen and args.algorithm in {a.collective for a in ALGORITHMS}:
+        told = f"--collective {args.algorithm} proves all of its algorithms"
+        raise ScheduleError(f"{args.algorithm} is a collective; {told}")
     if not chosen:
         within = [a for a in ALGORITHMS if args.collective in (None, a.collective)]
         known = [f"{a.collective}/{a.name}" if collective else a.name for a in within]

@@ -47,6 +47,7 @@ def test_proofs_are_written_where_they_can_be(capsys, tmp_path):
     ("args", "told"),
     [
         (["rinng"], "pycoll has no algorithm 'rinng'; did you mean 'ring'? known: ring, halving"),
+        (["all_reduce"], "all_reduce is a collective; --collective all_reduce proves all"),
         (["all_reduce/rng"], "no algorithm 'all_reduce/rng'; did you mean 'all_reduce/ring'?"),
         (["rinng", "--collective", "gather"], "gather has no algorithm 'rinng'; known: direct, "),
         (["ring", "-n", "65537"], "-n 65537: expected at most 65536 ranks"),
