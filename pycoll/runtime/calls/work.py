@@ -83,6 +83,9 @@ class Work:
         self._session, self._queued_call = session, queued
         self._engine = session.engine  # outlives a close, which finishes the queue
 
+    def __repr__(self) -> str:
+        return "<pycoll.Work: wait() returns what the call gives>"
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Refuse to be copied."""
         raise TypeError(

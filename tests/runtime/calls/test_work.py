@@ -74,6 +74,16 @@ def test_polling_ends_with_the_error_of_the_call(step):
     assert run_processes(2, rank) == [True, True]
 
 
+def test_a_work_says_how_to_get_at_the_result(run):
+    def rank(comm):
+        works = [comm.all_reduce(np.ones(3), async_op=True), comm.isend(np.ones(3), comm.rank)]
+        comm.recv(np.ones(3), comm.rank)
+        told = {repr(work) for work in works}
+        return told, [work.wait() is None for work in works]
+
+    assert run(1, rank) == [({"<pycoll.Work: wait() returns what the call gives>"}, [False, True])]
+
+
 @pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_neither_a_work_nor_a_plan_can_be_copied(run, way):
     def rank(comm):
