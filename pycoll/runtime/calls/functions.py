@@ -43,11 +43,14 @@ class Runner(Protocol):
 
 
 def own_op(op: Any) -> Any:
-    """Return the name of an operation that is one of mpi4py's, and anything else as it is.
+    """Return the name of an operation of mpi4py or PyTorch, and anything else as it is.
 
     Raises:
-        ArgumentError: For one of MPI's that there is none here for.
+        ArgumentError: For one of theirs that there is none here for.
     """
+    torch = getattr(sys.modules.get("torch.distributed"), "ReduceOp", None)
+    if isinstance(torch, type) and isinstance(op, torch):
+        return _of_torch(op, torch)
     MPI = sys.modules.get("mpi4py.MPI")
     if MPI is None or not isinstance(op, MPI.Op):
         return op
@@ -60,6 +63,13 @@ def own_op(op: Any) -> Any:
             "comm.minloc and comm.maxloc here, LAND, LOR and LXOR 'and', 'or' and 'xor' on bools"
         )
     return op
+
+
+def _of_torch(op: Any, their: Any) -> str:
+    for theirs, ours in _OF_TORCH.items():
+        if op == getattr(their, theirs):
+            return ours
+    raise ArgumentError(f"op is PyTorch's; of those {', '.join(_OF_TORCH)} are accepted")
 
 
 def function_for(kind: Kind, op: Any, x: Any) -> Function | None:
@@ -106,6 +116,10 @@ _COMPLEX = (np.dtype(np.complex64), np.dtype(np.complex128))
 
 _OF_MPI = {
     **{"SUM": "sum", "PROD": "prod", "MIN": "min", "MAX": "max"},
+    **{"BAND": "and", "BOR": "or", "BXOR": "xor"},
+}
+_OF_TORCH = {
+    **{"SUM": "sum", "PRODUCT": "prod", "MIN": "min", "MAX": "max", "AVG": "avg"},
     **{"BAND": "and", "BOR": "or", "BXOR": "xor"},
 }
 

@@ -10,7 +10,7 @@ from pycoll import _C
 from pycoll.config import check_timeout
 from pycoll.errors import ArgumentError, CollTimeout
 from pycoll.runtime.arrays.host_arrays import on_device, view
-from pycoll.runtime.calls.functions import function_for
+from pycoll.runtime.calls.functions import function_for, own_op
 from pycoll.runtime.calls.prepared import CallRequest, Prepared
 from pycoll.schedule.language.collectives import COLLECTIVES
 from pycoll.types import Kind
@@ -183,7 +183,7 @@ def make_plan(
         )
     if out is not None and not persistent:
         raise ArgumentError("out= is for persistent=True; else pass it to the plan")
-    what = COLLECTIVES[collective]
+    what, given = COLLECTIVES[collective], {**given, "op": own_op(given["op"])}
     request = CallRequest(Kind[collective.upper()], **given)
     if persistent:
         named = {"algorithm"} | ({"root"} if what.rooted else set())
