@@ -156,7 +156,7 @@ def _verdict(rows: Sequence[Row]) -> None:
 
 
 def _align(cells: Sequence[str], columns: Sequence[Column]) -> str:
-    return "".join(f"{cell:>{c.width}}" for cell, c in zip(cells, columns, strict=True))
+    return "".join(f" {cell:>{c.width - 1}}" for cell, c in zip(cells, columns, strict=True))
 
 
 def write_json(path: str, machine: dict[str, Any], command: str, rows: Sequence[Row]) -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,8 +20,8 @@ from pycoll.cli.measure.bench_data import (
     Slots,
     element_type,
 )
-from pycoll.cli.measure.bench_report import microseconds
-from pycoll.cli.measure.bench_time import Setup, measure, slot_count
+from pycoll.cli.measure.bench_report import Table, microseconds
+from pycoll.cli.measure.bench_time import Row, Setup, measure, slot_count
 from pycoll.errors import ArgumentError
 from pycoll.schedule.language.collectives import COLLECTIVES
 from pycoll.testing import run_processes, run_threads
@@ -197,6 +198,19 @@ def test_the_command_prints_and_writes(jobs):
     assert len(document["rows"]) == 8
     assert all(row["wrong"] == 0 and row["algbw"] == row["busbw"] for row in document["rows"])
     assert str(jobs.folder) not in path.read_text()
+
+
+def test_columns_stay_apart_however_large_the_numbers(capsys):
+    row = Row(
+        **{"collective": "all_reduce", "dtype": "float8_e4m3fn", "op": "sum", "root": -1},
+        **{"schedule": "ring", "nbytes": 64 << 20, "count": 64 << 20, "slots": 1, "iters": 1},
+        **dict.fromkeys(("ranks", "wrong"), 1),
+        **dict.fromkeys(("mean_us", "min_us", "max_us"), 1.0),
+        **dict.fromkeys(("time_us", "p99_us", "stream_us", "algbw", "busbw"), 123456789.0),
+        in_place=False,
+    )
+    Table(short=False).rows([row, replace(row, in_place=True)])
+    assert len(capsys.readouterr().out.split()) == 5 + 6 + 6 + 1
 
 
 def test_under_a_launcher_it_measures_the_ranks_there_are(jobs):
