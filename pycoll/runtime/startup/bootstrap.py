@@ -17,6 +17,7 @@ from pycoll.errors import ArgumentError, TransportError
 
 _JOINED = "PYCOLL_JOINED"  # "<pid> <world_size>" of the process that took its place in the job
 _PLACE = "PYCOLL_JOINED_PLACE"  # "<pid> <place>" of one that took a `Place`
+_NO_RANK = "it is not the process that `pycoll run` started; only ranks themselves can join the job"
 _TORCH = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _SLURM = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST", "SLURM_JOB_ID")
 _FIRST_PORT, _PORTS = 20_000, 10_000  # of jobs under Slurm
@@ -103,13 +104,12 @@ def _check_inherited(variable: str, fd: int) -> None:
         os.fstat(fd)
     except (OSError, OverflowError) as error:
         raise TransportError(
-            f"{variable}={fd}, but this process has no such descriptor: it is not the process "
-            "that `pycoll run` started; only ranks themselves can join the job"
+            f"{variable}={fd}, but this process has no such descriptor: {_NO_RANK}"
         ) from error
-    _check_memfd(f"{variable}={fd}", fd)
+    _check_memfd(f"{variable}={fd}", fd, f": {_NO_RANK}")
 
 
-def _check_memfd(origin: str, fd: int) -> None:
+def _check_memfd(origin: str, fd: int, why: str = "") -> None:
     try:
         target = os.readlink(f"/proc/self/fd/{fd}")
     except OSError as error:
@@ -117,7 +117,7 @@ def _check_memfd(origin: str, fd: int) -> None:
             return
         raise TransportError(f"{origin} cannot be looked at; /proc is needed: {error}") from error
     if not target.startswith("/memfd:pycoll-"):
-        raise TransportError(f"{origin} is {target!r}, expected memory made by pycoll")
+        raise TransportError(f"{origin} is {target!r}, expected memory made by pycoll{why}")
 
 
 def _check_owner(origin: str, fd: int) -> None:

@@ -97,7 +97,7 @@ def test_memory_that_was_not_inherited_is_refused(launched, fd):
 
 def test_memory_of_others_is_refused(launched, fds):
     fds.append(os.memfd_create("theirs"))
-    with pytest.raises(TransportError, match="expected memory made by pycoll"):
+    with pytest.raises(TransportError, match="made by pycoll: it is not the process that"):
         discover({**launched, "PYCOLL_CONTROL_FD": str(fds[-1])})
 
 
