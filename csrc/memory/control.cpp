@@ -294,9 +294,11 @@ void ControlSegment::claim(uint32_t rank, int32_t pid) {
   RankBlock& own = block(rank);
   if (pid == 0) pid = getpid();
   uint32_t free_slot = 0;
-  COLL_CHECK(own.claimed.compare_exchange_strong(free_slot, 1), "TransportError", "rank ", rank,
-             " of this communicator is taken by process ", own.pid.load(), "; this is process ",
-             pid, ": give every rank another number");
+  COLL_CHECK(
+      own.claimed.compare_exchange_strong(free_slot, 1), "TransportError", "rank ", rank,
+      " of this communicator is taken by process ", own.pid.load(), "; this is process ", pid,
+      ": give every rank another number, and let no child process of a rank call init before "
+      "the rank does");
   own.pid.store(pid, std::memory_order_relaxed);
   own.tid.store(int32_t(syscall(SYS_gettid)), std::memory_order_relaxed);
   own.starttime.store(process_stat(pid).starttime, std::memory_order_relaxed);

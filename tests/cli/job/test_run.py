@@ -42,6 +42,24 @@ def test_a_module_sees_what_python_shows_it(jobs):
     assert "ModuleSpec(name='package.__main__'" in done.stdout
 
 
+def test_a_rank_whose_child_has_taken_its_place_is_told(jobs):
+    path = jobs.script(
+        """
+        import pycoll
+
+        child = os.fork()
+        if child == 0:
+            pycoll.init()
+            os._exit(0)
+        os.waitpid(child, 0)
+        pycoll.init()
+        """
+    )
+    done = jobs.run("-n", 1, path)
+    assert done.returncode == 1
+    assert "let no child process of a rank call init before the rank does" in done.stderr
+
+
 def test_ranks_get_their_place_and_memory(jobs):
     path = jobs.script(
         """
