@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from pycoll import _C
 from pycoll.config import check_timeout
-from pycoll.errors import ArgumentError, CollError, CollTimeout, ConcurrentUseError
+from pycoll.errors import ArgumentError, CollError, CollTimeout, ConcurrentUseError, kind_of
 from pycoll.runtime.calls.work import Work
 
 _FIRST_SLICE_S, _LONGEST_SLICE_S = 2e-4, 1e-2
@@ -118,9 +118,11 @@ def wait_all(works: Sequence[Work], *, timeout: float | None = None) -> list[Any
         What ``wait`` of each returns.
 
     Raises:
+        ArgumentError: If something else is among them, such as an array.
         CollTimeout: If one is not done in time; all may be waited for again.
         CollError: The first failure, in the order of ``works``.
     """
+    works = _calls(works)
     if timeout is None:
         return [work.wait() for work in works]
     until = time.monotonic() + check_timeout(timeout, zero=True)
@@ -141,9 +143,10 @@ def wait_any(works: Sequence[Work | None], *, timeout: float | None = None) -> i
         The index of one that has ended; its ``wait`` gives the result, or raises.
 
     Raises:
-        ArgumentError: If there is none to wait for.
+        ArgumentError: If there is none to wait for, or something else is among them.
         CollTimeout: If none has ended in time.
     """
+    works = _calls(works, or_none=True)
     left = {i: w for i, w in enumerate(works) if w is not None and not getattr(w, _TOLD, False)}
     if not left:
         what = f"told of all {len(works)} before" if works else "been given none"
@@ -151,6 +154,20 @@ def wait_any(works: Sequence[Work | None], *, timeout: float | None = None) -> i
     index = _first_to_end(left, timeout)
     setattr(left[index], _TOLD, True)
     return index
+
+
+def _calls(works: Any, or_none: bool = False) -> list[Any]:
+    """Return a list of what has been given, if all of it are calls."""
+    if hasattr(works, "wait"):
+        raise ArgumentError("one call was given, not a list of calls; its wait() waits for it")
+    works = list(works)
+    for index, work in enumerate(works):
+        if not (hasattr(work, "wait") or (or_none and work is None)):
+            raise ArgumentError(
+                f"number {index} is {kind_of(work)}, and no call in the background: these are what "
+                "async_op=True, isend and irecv return"
+            )
+    return works
 
 
 def _first_to_end(works: Mapping[int, Work], timeout: float | None) -> int:

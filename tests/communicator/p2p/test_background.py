@@ -243,3 +243,25 @@ def test_each_call_is_told_of_once(run):
         return None
 
     assert run(2, ranks)[0] == ([0, 1, 2], [8.0, 2.0, 3.0])
+
+
+@pytest.mark.parametrize("wait", [pycoll.wait_all, pycoll.wait_any])
+def test_what_is_no_call_is_named(run, wait):
+    def ranks(comm):
+        x, work = np.ones(3), comm.all_reduce(np.ones(3), async_op=True)
+        with pytest.raises(ArgumentError, match="number 1 is a ndarray, and no call in the back"):
+            wait([work, comm.all_reduce(x)])
+        with pytest.raises(ArgumentError, match="one call was given, not a list"):
+            wait(work)
+        return work.wait()[0]
+
+    assert run(2, ranks) == [2.0, 2.0]
+
+
+def test_none_is_for_wait_any_alone(run):
+    def ranks(comm):
+        with pytest.raises(ArgumentError, match="number 0 is a NoneType"):
+            pycoll.wait_all([None])
+        return pycoll.wait_any([None, comm.barrier(async_op=True)], timeout=20)
+
+    assert run(2, ranks) == [1, 1]
