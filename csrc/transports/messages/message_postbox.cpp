@@ -332,10 +332,6 @@ std::optional<MessagePostbox::Envelope> MessagePostbox::probe(int32_t src, int64
     found = peek(src, tag);
     return found.has_value();
   };
-  if (timeout_s <= 0 && engine_->policy().spins > 0) {  // no other rank needs this core
-    if (!arrived()) engine_->check(src, Pulse::kOnce);
-    return found;
-  }
   wait_until(engine_->policy(), engine_->bell(), arrived,
              [&](Pulse pulse) { return engine_->check(src, pulse) || now_ns() >= deadline; });
   COLL_CHECK(found || now_ns() >= deadline, "PeerLeft", "probe on rank ", engine_->link().rank(),
