@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import os
 import re
+import secrets
 import shutil
 import time
 import warnings
@@ -102,16 +103,22 @@ def _held(fd: int) -> bool:
 def begin(path: str, steps: int) -> str:
     """Make the folder of a new checkpoint and return its name; remove what others left behind.
 
-    The caller is `alone` in the folder.
+    The caller is `alone` in the folder. A rank of a job that was given up may still write, on
+    another host: the name is like no other one, so what it writes does not end up here.
     """
     for name in os.listdir(path):
         if name.startswith(_PARTIAL):
             _remove(os.path.join(path, name))
     taken = [int(match[1]) for name in os.listdir(path) if (match := _NAME.fullmatch(name))]
     number = 1 + max(taken, default=0)
-    name = f"{number:06d}.step-{steps}"
+    name = f"{number:06d}.step-{steps}.{secrets.token_hex(4)}"
     os.mkdir(partial_path(path, name))
     return name
+
+
+def whole_path(path: str, name: str) -> str:
+    """Return where a checkpoint is once it is whole."""
+    return os.path.join(path, name.rpartition(".")[0])
 
 
 def discard(path: str, name: str) -> None:
@@ -130,7 +137,7 @@ def commit(path: str, name: str, keep: int | None = None) -> None:
     One that cannot be deleted is a warning: the new one is whole by then.
     """
     sync(partial_path(path, name))
-    os.rename(partial_path(path, name), os.path.join(path, name))
+    os.rename(partial_path(path, name), whole_path(path, name))
     sync(path)
     for old in checkpoints(path)[:-keep] if keep else ():
         try:

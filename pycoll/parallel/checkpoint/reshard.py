@@ -8,7 +8,14 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from pycoll.errors import ArgumentError
-from pycoll.parallel.checkpoint.folder import alone, begin, candidates, discard, partial_path
+from pycoll.parallel.checkpoint.folder import (
+    alone,
+    begin,
+    candidates,
+    discard,
+    partial_path,
+    whole_path,
+)
 from pycoll.parallel.checkpoint.manifest import Manifest
 from pycoll.parallel.checkpoint.reader import Reader
 from pycoll.parallel.checkpoint.writer import as_lists, finish, write_file
@@ -77,4 +84,4 @@ def _write(path: str, chunks: Iterable[Iterable[Part]], state: Manifest) -> str:
     except BaseException:
         discard(path, name)
         raise
-    return os.path.join(path, name)
+    return whole_path(path, name)

@@ -29,6 +29,7 @@ from pycoll.parallel.checkpoint.folder import (
     discard,
     partial_path,
     sync,
+    whole_path,
 )
 from pycoll.parallel.checkpoint.hashes import fastest, hash_of
 from pycoll.parallel.checkpoint.manifest import Manifest, Piece, Tensor
@@ -251,7 +252,7 @@ class _Job:
             if name:
                 discard(self.path, name)
             raise
-        return os.path.join(self.path, found)
+        return whole_path(self.path, found)
 
     def _write(self, name: str, world: Channel) -> None:
         """Write the files of the checkpoint that was begun, and make it whole; a collective."""

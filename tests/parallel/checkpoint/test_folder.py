@@ -171,6 +171,16 @@ def test_what_others_left_is_removed_whatever_it_is(tmp_path, kind):
     assert os.listdir(tmp_path) == ["000001.step-0"]
 
 
+def test_who_still_writes_for_an_older_save_does_not_write_into_the_new_one(tmp_path):
+    """A rank on another host may not know yet that its job has been given up."""
+    place = str(tmp_path)
+    older = folder.partial_path(place, folder.begin(place, 5))
+    newer = folder.partial_path(place, folder.begin(place, 5))
+    with pytest.raises(FileNotFoundError):
+        open(os.path.join(older, "rank-00001-of-00002.safetensors"), "wb")
+    assert os.listdir(newer) == []
+
+
 def test_a_file_with_the_name_of_a_checkpoint_is_none(tmp_path):
     (tmp_path / "000009.step-9").touch()
     saves(tmp_path, 3, keep=2)
