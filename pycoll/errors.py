@@ -75,7 +75,8 @@ def sendable(text: str) -> str:
 def kind_of(x: object) -> str:
     """Return the type of an object in words: "an int"."""
     name = type(x).__name__
-    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+    vowel = name[0] in "aeiouAEIOU" or name.startswith("nd")  # an ndarray, as it is spoken
+    return f"{'an' if vowel else 'a'} {name}"
 
 
 def in_words(error: BaseException) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from pycoll import _C
-from pycoll.errors import ArgumentError
+from pycoll.errors import ArgumentError, kind_of
 
 ANY: int = _C.ANY
 """As a source, any rank; as a tag, any tag."""
@@ -34,7 +34,9 @@ class MessageEnds:
             self._tag(tag)
 
     def _check_dst(self, dst: int) -> None:
-        if not is_integer(dst) or not 0 <= dst < self.world_size:
+        if not is_integer(dst):
+            raise self._no_rank("dst", dst, "send(x, dst)")
+        if not 0 <= dst < self.world_size:
             nobody = "; sendrecv takes None for nobody" if dst in _MPI_NULL else ""
             raise ArgumentError(f"dst={dst!r}; accepted: 0 to {self.world_size - 1}{nobody}")
 
@@ -42,14 +44,24 @@ class MessageEnds:
         """Return a rank to receive from as the engine has it, which is -1 for any."""
         if is_integer(src) and src == ANY:
             return -1
-        if not is_integer(src) or not 0 <= src < self.world_size:
+        if not is_integer(src):
+            raise self._no_rank("src", src, "recv(x, src)")
+        if not 0 <= src < self.world_size:
             last = self.world_size - 1
             raise ArgumentError(f"src={src!r}; accepted: 0 to {last}, or pycoll.ANY")
         return int(src)
 
+    def _no_rank(self, name: str, given: Any, call: str) -> ArgumentError:
+        """Return the error for what is no rank; an array has come in its place."""
+        text = f"accepted: 0 to {self.world_size - 1}" + ", or pycoll.ANY" * (name == "src")
+        if getattr(given, "shape", ()):
+            return ArgumentError(f"{name} is {kind_of(given)}; {text}. The array is first: {call}")
+        return ArgumentError(f"{name}={given!r}; {text}")
+
     def _tag(self, tag: int) -> int:
         if not is_integer(tag) or not 0 <= tag <= _MAX_TAG:
-            anyone = "; pycoll.ANY is for recv, probe and iprobe" if tag in (ANY, -1) else ""
+            free = is_integer(tag) and tag in (ANY, -1)
+            anyone = "; pycoll.ANY is for recv, probe and iprobe" if free else ""
             raise ArgumentError(f"tag={tag!r}; accepted: 0 to {_MAX_TAG}{anyone}")
         return int(tag)
 

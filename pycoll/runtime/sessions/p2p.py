@@ -12,15 +12,17 @@ import numpy as np
 
 from pycoll import _C
 from pycoll.errors import (
+    ArgumentError,
     CollError,
     CollTimeout,
     CommClosed,
     ConcurrentUseError,
     PeerLeft,
+    kind_of,
 )
 from pycoll.runtime.arrays.host_arrays import ArrayView, check_output, view
 from pycoll.runtime.arrays.numbers import as_array
-from pycoll.runtime.calls.message_ends import ANY, MessageEnds
+from pycoll.runtime.calls.message_ends import ANY, MessageEnds, is_integer
 from pycoll.runtime.calls.messages import MessageInfo, MessageWork
 
 _MOST_CODES = 256
@@ -261,6 +263,9 @@ class TaggedMessages(MessageEnds):
         plain = _C.stretch(x, True)
         code = None if plain is None else _CODES.get(x.dtype)
         if code is None:
+            if is_integer(x):
+                text = f"a message is received into an array, and this is {kind_of(x)}"
+                raise ArgumentError(f"{text}: recv(x, src)")
             target = view(x, "x")
             check_output(target, target.array.shape, None, "x")
             plain, code = (target.pointer, target.array.nbytes), target.code

@@ -249,7 +249,7 @@ def test_each_call_is_told_of_once(run):
 def test_what_is_no_call_is_named(run, wait):
     def ranks(comm):
         x, work = np.ones(3), comm.all_reduce(np.ones(3), async_op=True)
-        with pytest.raises(ArgumentError, match="number 1 is a ndarray, and no call in the back"):
+        with pytest.raises(ArgumentError, match="number 1 is an ndarray, and no call in the back"):
             wait([work, comm.all_reduce(x)])
         with pytest.raises(ArgumentError, match="one call was given, not a list"):
             wait(work)

@@ -255,6 +255,13 @@ def test_types_that_are_equal_but_have_other_names():
         (lambda comm: comm.send(np.ones(2), 0, tag=-1), r"tag=-1"),
         (lambda comm: comm.send(np.ones(2), 0, tag=2**31), r"tag=2147483648"),
         (lambda comm: comm.recv(np.ones(2), 0, tag="a"), r"tag='a'"),
+        (
+            lambda comm: comm.send(0, np.ones(2)),
+            r"dst is an ndarray.*array is first: send\(x, dst\)",
+        ),
+        (lambda comm: comm.recv(np.ones(2), np.ones(2)), r"src is an ndarray.*recv\(x, src\)"),
+        (lambda comm: comm.send(np.ones(2), 0, np.ones(2)), r"tag=array"),
+        (lambda comm: comm.recv(0), r"into an array, and this is an int: recv\(x, src\)"),
         (lambda comm: comm.recv(np.ones((2, 2)).T, 0), r"contiguous"),
         (lambda comm: comm.recv(b"abc", 0), r"read-only"),
         (lambda comm: comm.send("text", 0), r"a str"),

@@ -19,7 +19,7 @@ BAD = {
     "a NoneType in place of micro-batches": lambda: None,
     "a int in place of micro-batches": lambda: 3,
     "a dict in place of micro-batches": lambda: {0: (X, T)},
-    "a ndarray as micro-batch 0 of 2": lambda: (X, T),
+    "an ndarray as micro-batch 0 of 2": lambda: (X, T),
     "a NoneType as micro-batch 1 of 2": lambda: [(X, T), None],
     "a float as micro-batch 0 of 1": lambda: [1.5],
     "only 0 of two parts in micro-batch 0": lambda: [[]],
