@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pycoll import kernels
-from pycoll.errors import ArgumentError, MismatchError
+from pycoll.errors import ArgumentError, MismatchError, kind_of
 from pycoll.parallel.channels import Channel, Groups
 from pycoll.parallel.compare import (
     check_same,
@@ -160,10 +160,9 @@ def most_micro_batches(micro_batches: Any, groups: Groups, refused: str = "") ->
 
 def _not_micro_batches(micro_batches: Any) -> str:
     """Return what is wrong; takes no item of a sequence that may make it only when asked."""
-    kind = type(micro_batches).__name__
     sized = hasattr(micro_batches, "__len__") and hasattr(micro_batches, "__getitem__")
     if not sized or isinstance(micro_batches, (Mapping, str, bytes)):
-        return f"a {kind} in place of micro-batches"
+        return f"{kind_of(micro_batches)} in place of micro-batches"
     if isinstance(micro_batches, (list, tuple)):
         count = len(micro_batches)
         wrong = (not_a_sample(sample, j, count) for j, sample in enumerate(micro_batches))
@@ -174,7 +173,7 @@ def _not_micro_batches(micro_batches: Any) -> str:
 def not_a_sample(sample: Any, j: int, count: int) -> str:
     """Return what is wrong with micro-batch j of ``count``."""
     if not isinstance(sample, (list, tuple)):
-        return f"a {type(sample).__name__} as micro-batch {j} of {count}"
+        return f"{kind_of(sample)} as micro-batch {j} of {count}"
     return f"only {len(sample)} of two parts in micro-batch {j}" if len(sample) < 2 else ""
 
 

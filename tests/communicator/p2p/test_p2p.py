@@ -257,7 +257,7 @@ def test_types_that_are_equal_but_have_other_names():
         (lambda comm: comm.recv(np.ones(2), 0, tag="a"), r"tag='a'"),
         (
             lambda comm: comm.send(0, np.ones(2)),
-            r"dst is an ndarray.*array is first: send\(x, dst\)",
+            r"dst is an ndarray.*is first: send\(x, dst\)",
         ),
         (lambda comm: comm.recv(np.ones(2), np.ones(2)), r"src is an ndarray.*recv\(x, src\)"),
         (lambda comm: comm.send(np.ones(2), 0, np.ones(2)), r"tag=array"),

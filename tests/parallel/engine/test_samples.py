@@ -17,7 +17,7 @@ X, T = batches(1)[0]
 BAD = {
     "a generator in place of micro-batches": lambda: (pair for pair in [(X, T)]),
     "a NoneType in place of micro-batches": lambda: None,
-    "a int in place of micro-batches": lambda: 3,
+    "an int in place of micro-batches": lambda: 3,
     "a dict in place of micro-batches": lambda: {0: (X, T)},
     "an ndarray as micro-batch 0 of 2": lambda: (X, T),
     "a NoneType as micro-batch 1 of 2": lambda: [(X, T), None],
