@@ -30,6 +30,15 @@ void let_go(FastcallState& state, std::shared_ptr<E>& engine) {
   engine.reset();
 }
 
+// Whether peers reach the arrays of a call where its plan needs that. If another thread has
+// unregistered one since the call was prepared, it would be remembered for ordinary arrays.
+bool is_within_reach(const RememberedCall& entry) {
+  if (entry.call == nullptr || !entry.call->plan->direct || entry.call->across) return true;
+  const Place out = entry.fresh ? entry.fresh->place : entry.key.out.place;
+  return entry.key.x.place != Place::kPrivate &&
+         (entry.call->input_only || out != Place::kPrivate);
+}
+
 PyObject* remember(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
   return guarded([&]() -> PyObject* {
     if (nargs != 9) throw py::type_error("remember takes 9 arguments");
@@ -53,7 +62,8 @@ PyObject* remember(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
     }
     entry.kept[5] = py::reinterpret_borrow<py::object>(key.x.type);
     entry.kept[6] = py::reinterpret_borrow<py::object>(key.out.type);
-    if (is_open(state)) replace(state, state.entries[slot_of(key)], std::move(entry));
+    if (!is_open(state) || !is_within_reach(entry)) Py_RETURN_NONE;
+    replace(state, state.entries[slot_of(key)], std::move(entry));
     Py_RETURN_NONE;
   });
 }

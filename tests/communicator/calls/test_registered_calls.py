@@ -171,3 +171,26 @@ def test_memory_that_others_have_by_now():
         return all(results), len(comm._session.memory._registered)
 
     assert run_processes(2, rank) == [(True, 0)] * 2
+
+
+def test_an_array_that_is_unregistered_just_when_a_call_has_ended():
+    """The call is not remembered for ordinary arrays: peers could not reach those."""
+
+    def rank(comm):
+        x, _ = registered(comm, LARGE, 3)
+        start = comm._session.start
+
+        def and_unregister(*given):  # stands for another thread
+            result = start(*given)
+            if comm.rank == 0:
+                comm.unregister(x)
+            return result
+
+        x[:] = 1
+        comm._session.start = and_unregister
+        comm.all_reduce(x, out=x)
+        del comm._session.start
+        ordinary = np.ones(LARGE, np.float32)
+        return x.max(), comm.all_reduce(ordinary, out=ordinary).max()
+
+    assert run_processes(2, rank) == [(2, 2)] * 2
