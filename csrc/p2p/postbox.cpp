@@ -170,15 +170,17 @@ bool Postbox::done(Ticket ticket) {
   return it == requests_.end() || it->second.state != State::kPosted;
 }
 
-void Postbox::forget(Ticket ticket) {
+bool Postbox::forget(Ticket ticket) {
   std::lock_guard lock(mutex_);
   const auto place = std::find(incoming_.begin(), incoming_.end(), ticket);
-  if (place != incoming_.end()) {
+  const bool expected = place != incoming_.end();
+  if (expected) {
     boxes_.keep_copies();
     recvs_.erase(recvs_.begin() + (place - incoming_.begin()));
     incoming_.erase(place);
   }
   requests_.erase(ticket);
+  return expected;
 }
 
 // The thread: moves messages while something is under way and no other thread waits.

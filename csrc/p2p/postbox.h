@@ -38,8 +38,8 @@ class Postbox {
   bool done(Ticket ticket);
 
   // Gives up a recv that nobody waits for: its message, if it comes, is kept for another one, and
-  // the memory may be changed. Harmless if it is done.
-  void forget(Ticket ticket);
+  // the memory may be changed. Harmless if it is done; then false.
+  bool forget(Ticket ticket);
 
   // Waits until a message is here that no recv is waiting for, and leaves it; nothing if it has not
   // come within the time. src < 0 and tag < 0: any. Throws what Engine::check throws.

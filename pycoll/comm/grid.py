@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import numpy as np
 
 from pycoll.comm.other_names import NamesFromElsewhere
-from pycoll.errors import ArgumentError, MismatchError
+from pycoll.errors import ArgumentError, CollError, MismatchError
 from pycoll.runtime.calls.message_ends import is_integer
 from pycoll.runtime.calls.messages import wait_all
 
@@ -121,6 +122,8 @@ class Grid(NamesFromElsewhere):
             ArgumentError: If ``x`` is too small, or ``width`` is.
             MismatchError: On the rank that gets a margin of another size or dtype. What has come is
                 dropped, and all margins have been exchanged; the grid stays usable.
+            CollTimeout: If a neighbour is late. Nothing that comes later changes ``x``. If the
+                neighbour has not taken all of a large margin, the grid is aborted.
         """
         axes = len(self.shape)
         if not isinstance(x, np.ndarray) or not x.flags.writeable:
@@ -212,15 +215,38 @@ class Grid(NamesFromElsewhere):
             if end is not None
         ]
         until = time.monotonic() + self._session.limit(timeout)
-        for work, end, tag in coming:
-            try:
-                work.wait(max(0.0, until - time.monotonic()))
-            except MismatchError as error:
-                self._session.discard(end, tag)
-                failures.append(_of_this_call(error))
-                found[(up, down).index(tag)] = None
-        wait_all(going, timeout=max(0.0, until - time.monotonic()))
+        try:
+            for work, end, tag in coming:
+                try:
+                    work.wait(max(0.0, until - time.monotonic()))
+                except MismatchError as error:
+                    self._session.discard(end, tag)
+                    failures.append(_of_this_call(error))
+                    found[(up, down).index(tag)] = None
+            wait_all(going, timeout=max(0.0, until - time.monotonic()))
+        except BaseException:
+            self._leave(axis, coming, going, into)
+            raise
         return found
+
+    def _leave(
+        self,
+        axis: int,
+        coming: Sequence[tuple[Any, int, int]],
+        going: Sequence[Any],
+        into: Sequence[Any],
+    ) -> None:
+        """Let go of the arrays of an exchange that has failed: the caller may change them now.
+
+        What comes later is received elsewhere, so that the next exchange does not get it. A peer
+        that has not taken all of a message gets none, for the grid is aborted.
+        """
+        with suppress(CollError):
+            for work, end, tag in coming:
+                if work.forget():
+                    self._comm.irecv(np.empty_like(into[tag - 2 * axis], order="C"), end, tag)
+            for work in going:
+                work.give_up()
 
     def close(self) -> None:
         """Leave the grid; not a collective, harmless if repeated."""

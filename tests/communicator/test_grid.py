@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pycoll.comm.grid import complete
-from pycoll.errors import ArgumentError, MismatchError, PeerRejected
+from pycoll.errors import ArgumentError, CollTimeout, MismatchError, PeerRejected, Revoked
 from pycoll.testing import run_processes, run_threads
 
 
@@ -164,6 +164,47 @@ def test_a_margin_for_which_the_wrong_has_come_stays_as_it_is(order):
         return x[:, 0].tolist()
 
     assert run_threads(3, ranks) == [[1] * 9, [2] * 8 + [3], [2] + [3] * 8]
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_a_margin_that_comes_too_late_changes_nothing(order):
+    """The neighbour has its own in time, and the next halo gets the next margin."""
+
+    def ranks(comm):
+        grid, x = comm.grid((2,)), np.full((6, 4), 1.0 + comm.rank, order=order)
+        if comm.rank == 0:
+            with pytest.raises(CollTimeout):
+                grid.halo(x, timeout=0.05)
+            x[:] = 5
+            comm.barrier()
+        else:
+            comm.barrier()
+            grid.halo(x)
+        comm.barrier()
+        before = x[:, 0].tolist()
+        x[:] = 7 + comm.rank
+        return before, grid.halo(x)[:, 0].tolist()
+
+    late, in_time = run_threads(2, ranks)
+    assert late == ([5] * 6, [7] * 5 + [8])
+    assert in_time == ([1] + [2] * 5, [7] + [8] * 5)
+
+
+def test_nobody_gets_a_large_margin_of_an_array_that_may_have_changed():
+    def ranks(comm):
+        grid, x = comm.grid((2,)), np.full((6, 1 << 18), 1.0)
+        if comm.rank == 0:
+            with pytest.raises(CollTimeout):
+                grid.halo(x, timeout=0.05)
+            x[:] = 5
+            comm.barrier()
+        else:
+            comm.barrier()
+            with pytest.raises(Revoked, match="a send was not received in time"):
+                grid.halo(x)
+        return True
+
+    assert run_threads(2, ranks) == [True] * 2
 
 
 @pytest.mark.parametrize(

@@ -223,10 +223,11 @@ bool MessagePostbox::done(Ticket ticket) {
   return found == items_.end() || found->second.done;
 }
 
-void MessagePostbox::forget(Ticket ticket) {
+bool MessagePostbox::forget(Ticket ticket) {
   const std::lock_guard lock(engine_->mutex());
-  std::erase(incoming_, ticket);
+  const bool expected = std::erase(incoming_, ticket) > 0;
   items_.erase(ticket);
+  return expected;
 }
 
 uint32_t MessagePostbox::wait(Ticket ticket, double timeout_s) {

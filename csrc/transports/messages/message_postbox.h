@@ -41,7 +41,7 @@ class MessagePostbox {
   Ticket send(const void* data, uint64_t nbytes, uint32_t type, uint32_t dst, uint32_t tag);
   Ticket recv(void* data, uint64_t nbytes, uint32_t type, int32_t src, uint32_t tag);
   bool done(Ticket ticket);
-  void forget(Ticket ticket);
+  bool forget(Ticket ticket);
   std::optional<Envelope> probe(int32_t src, int64_t tag, double timeout_s);
   uint32_t wait(Ticket ticket, double timeout_s);
   void finish_send(Ticket ticket, double timeout_s);

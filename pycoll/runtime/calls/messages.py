@@ -100,11 +100,29 @@ class MessageWork(Work):
             if self.sends:
                 self._session.abandon(self._memory)
 
-    def forget(self) -> None:
-        """Stop receiving: the array may be changed, and the message is kept for another call."""
-        self._session.postbox().forget(self._ticket)
+    def forget(self) -> bool:
+        """Stop receiving: the array may be changed, and the message is kept for another call.
+
+        Returns:
+            Whether it was still to come.
+        """
+        if self._ended:
+            return False
+        expected: bool = self._session.postbox().forget(self._ticket)
         self._ended = True
         self._session.under_way.discard(self)
+        return expected
+
+    def give_up(self) -> None:
+        """Stop sending: the array may be changed.
+
+        Raises:
+            CollError: If not all has been taken. Then the communicator is aborted.
+        """
+        if not self._ended:
+            self._ended = True
+            self._session.under_way.discard(self)
+            self._session.end_send(self._ticket, self._memory)
 
 
 def wait_all(works: Sequence[Work], *, timeout: float | None = None) -> list[Any]:

@@ -287,6 +287,10 @@ class TaggedMessages(MessageEnds):
             self.abandon(x)
             raise
 
+    def end_send(self, ticket: int, x: Any) -> None:
+        """End a message that is sent, now; abort if not all of it has been taken."""
+        self._finish_send(ticket, x, 0.0)
+
     def abandon(self, memory: Any) -> None:
         """Do nothing: in shared memory, who gives up sending takes back what he has offered."""
 
