@@ -290,6 +290,8 @@ bool run_bound(PyObject* fastcall, const BoundArrays& bound, PyObject*& result) 
   FastcallState& state = state_of(fastcall);
   const uint32_t site = state.engine != nullptr ? call_site(state) : 0;
   if (state.engine == nullptr) return false;
+  const HoldOf in(state.heap.get(), bound.in, bound.call->in_bytes);
+  const HoldOf out(state.heap.get(), bound.out, bound.call->out_bytes);
   CallArrays arrays{{.data = bound.in}, {.data = bound.out}, {}, bound.result};
   result =
       run_on(state, state.engine.get(), bound.call.get(), arrays, site, Engine::kDefaultTimeout);

@@ -1,10 +1,7 @@
 #include "bindings/calls/registered_calls.h"
 
 #include <memory>
-#include <optional>
 #include <utility>
-
-#include "memory/registration.h"
 
 namespace pycoll {
 namespace {
@@ -20,6 +17,12 @@ void lead_to_heap(const Registration& part, ArrayMemory& memory, bool written, D
 }
 
 }  // namespace
+
+HoldOf::HoldOf(const Heap* heap, const void* data, uint64_t nbytes) {
+  if (heap == nullptr || data == nullptr || !heap->is_aliased(data, nbytes)) return;
+  const auto part = heap->registration_of(data, nbytes);
+  if (part != nullptr && part->is_in()) hold_.emplace(part);
+}
 
 PyObject* run_registered(FastcallState& state, const RememberedCall& like, CallArrays& arrays,
                          uint32_t site, double limit_s) {

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -116,25 +117,29 @@ def test_calls_after_an_array_has_moved_back_and_in_again():
     assert run_processes(2, rank) == [[True] * 6] * 2
 
 
+@pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("which", ["x", "out", "both"])
-def test_an_array_that_such_a_call_uses_stays_where_it_is(which):
+def test_an_array_that_such_a_call_uses_stays_where_it_is(which, persistent):
     def rank(comm):
         x, out = np.ones(1 << 16), np.empty(1 << 16)
         mine = out if which == "out" else x
         if which == "both":
             out = x
+        run = partial(comm.all_reduce, x, out=out)
+        if persistent:  # bound to ordinary arrays
+            run = comm.plan("all_reduce", x, out=out, persistent=True)
         comm.register(mine)
-        comm.all_reduce(x, out=out)
+        run()
         x[:] = 1
         if comm.rank == 1:
             comm.recv(np.empty(1), 0)
-            return comm.all_reduce(x, out=out).max()
+            return run().max()
         failed = []
 
         def call():
             try:
                 with without_python(comm):
-                    comm.all_reduce(x, out=out)
+                    run()
             except BaseException as error:
                 failed.append(error)
 
