@@ -12,6 +12,7 @@ import numpy as np
 
 from pycoll.comm.other_names import NamesFromElsewhere
 from pycoll.errors import ArgumentError, CollError, MismatchError
+from pycoll.runtime.arrays.host_arrays import view
 from pycoll.runtime.calls.message_ends import is_integer
 from pycoll.runtime.calls.messages import wait_all
 
@@ -97,12 +98,13 @@ class Grid(NamesFromElsewhere):
             ``x``.
         """
         (src, dst), tag = self.shift(axis, distance), self._axis(axis)
-        try:
-            self._session.sendrecv(x, dst, x, src, (tag, tag), timeout)
-        except MismatchError as error:
-            if src is not None:
-                self._session.discard(src, tag)
-            raise _of_this_call(error) from None
+        limit = self._session.limit(timeout)
+        given = view(x, "x").array.copy()
+        coming = [] if src is None else [(self._comm.irecv(x, src, tag), src, tag)]
+        going = [] if dst is None else [self._comm.isend(given, dst, tag)]
+        failures: list[MismatchError] = []
+        self._wait(coming, going, [given], limit, failures)
+        _raise_first(failures)
         return x
 
     def halo(self, x: _A, width: int = 1, *, timeout: float | None = None) -> _A:
@@ -214,7 +216,26 @@ class Grid(NamesFromElsewhere):
             for end, edge, tag in zip(ends, edges, (down, up), strict=True)
             if end is not None
         ]
-        until = time.monotonic() + self._session.limit(timeout)
+        limit = self._session.limit(timeout)
+        for tag in self._wait(coming, going, into, limit, failures):
+            found[(up, down).index(tag)] = None
+        return found
+
+    def _wait(
+        self,
+        coming: Sequence[tuple[Any, int, int]],
+        going: Sequence[Any],
+        into: Sequence[Any],
+        limit: float,
+        failures: list[MismatchError],
+    ) -> list[int]:
+        """Wait for messages, from which rank and with which tag; return tags of those dropped.
+
+        If that fails, the caller may change the arrays. What comes later is received elsewhere, so
+        that the next exchange does not get it. A peer that has not taken all of a message gets
+        none, for the grid is aborted. `into` are arrays like those that are received, by tag.
+        """
+        until, dropped = time.monotonic() + limit, []
         try:
             for work, end, tag in coming:
                 try:
@@ -222,31 +243,18 @@ class Grid(NamesFromElsewhere):
                 except MismatchError as error:
                     self._session.discard(end, tag)
                     failures.append(_of_this_call(error))
-                    found[(up, down).index(tag)] = None
+                    dropped.append(tag)
             wait_all(going, timeout=max(0.0, until - time.monotonic()))
         except BaseException:
-            self._leave(axis, coming, going, into)
+            with suppress(CollError):
+                for work, end, tag in coming:
+                    if work.forget():
+                        like = into[tag % len(into)]
+                        self._comm.irecv(np.empty_like(like, order="C"), end, tag)
+                for work in going:
+                    work.give_up()
             raise
-        return found
-
-    def _leave(
-        self,
-        axis: int,
-        coming: Sequence[tuple[Any, int, int]],
-        going: Sequence[Any],
-        into: Sequence[Any],
-    ) -> None:
-        """Let go of the arrays of an exchange that has failed: the caller may change them now.
-
-        What comes later is received elsewhere, so that the next exchange does not get it. A peer
-        that has not taken all of a message gets none, for the grid is aborted.
-        """
-        with suppress(CollError):
-            for work, end, tag in coming:
-                if work.forget():
-                    self._comm.irecv(np.empty_like(into[tag - 2 * axis], order="C"), end, tag)
-            for work in going:
-                work.give_up()
+        return dropped
 
     def close(self) -> None:
         """Leave the grid; not a collective, harmless if repeated."""

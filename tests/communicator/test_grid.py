@@ -190,6 +190,22 @@ def test_a_margin_that_comes_too_late_changes_nothing(order):
     assert in_time == ([1] + [2] * 5, [7] + [8] * 5)
 
 
+def test_the_next_move_does_not_get_what_comes_too_late():
+    def ranks(comm):
+        grid, x = comm.grid((2,), periods=True), np.full(4, 1.0 + comm.rank)
+        if comm.rank == 0:
+            with pytest.raises(CollTimeout):
+                grid.move(x, 0, timeout=0.05)
+            comm.barrier()
+        else:
+            comm.barrier()
+            grid.move(x, 0)
+        comm.barrier()
+        return x[0], grid.move(np.full(4, 5.0 + comm.rank), 0)[0]
+
+    assert run_threads(2, ranks) == [(1, 6), (1, 5)]
+
+
 def test_nobody_gets_a_large_margin_of_an_array_that_may_have_changed():
     def ranks(comm):
         grid, x = comm.grid((2,)), np.full((6, 1 << 18), 1.0)
