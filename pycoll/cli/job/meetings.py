@@ -14,6 +14,8 @@ from typing import Any
 from pycoll.runtime.startup.bootstrap import make_memfd
 from pycoll.runtime.startup.meeting import receive, send
 
+_MOST_NAMED = 16  # processes in a text
+
 
 @dataclass
 class Place:
@@ -175,13 +177,12 @@ class Meetings:
 
     def _who_is_late(self) -> str:
         here = sum(1 for p in self.places.values() if p.serial)
-        late = [
-            f"place {place} (process {p.pid})"
-            for place, p in sorted(self.places.items())
-            if p.member and not p.serial
-        ]
+        first = self.epoch < 0  # it waits for all, the next ones for members only
+        places = sorted(self.places.items())
+        late = {i: p.pid for i, p in places if (p.member or first) and not p.serial}
         if late:
-            return f"grow: {', '.join(late)} neither called it nor ended in time; call it again"
+            call = "pycoll.init" if first else "grow"
+            return f"{call}: {_named(late)} neither called it nor ended in time; call it again"
         if here >= self.least:
             return f"the last of {here} ranks has come only now. Call it again to go on"
         return (
@@ -214,6 +215,13 @@ class Meetings:
         for there in self.places.values():
             with contextlib.suppress(OSError):
                 there.line.close()
+
+
+def _named(pids: dict[int, int]) -> str:
+    """Name processes by their places, of many the first ones: a message holds no more."""
+    named = [f"place {place} (process {pid})" for place, pid in list(pids.items())[:_MOST_NAMED]]
+    more = [f"{len(pids) - len(named)} more"] if len(pids) > len(named) else []
+    return ", ".join(named + more)
 
 
 def pair() -> tuple[socket.socket, Any]:

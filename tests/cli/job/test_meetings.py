@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from pycoll.cli.job.meetings import Meetings, pair
+from pycoll.cli.job.meetings import Meetings, Place, pair
 from pycoll.errors import CollTimeout, PeerLeft, PeerLost, TransportError
 from pycoll.runtime.startup.meeting import Link
 
@@ -156,6 +156,25 @@ def test_nobody_alive_is_left_out(job):
     job.come(1)
     job.turn(job.have(0, 1, 2))
     assert job.ranks(0, 1, 2) == [(0, 3), (1, 3), (2, 3)]
+
+
+def test_of_many_that_are_late_a_message_names_as_many_as_it_has_room_for(job):
+    job = job(1, [0])
+    met(job, 0)
+    for place in range(1, 4000):
+        job.meetings.places[place] = Place(PID + place, job.lines[0], member=True)
+    job.come(0, limit_s=0.3)
+    job.turn(job.have(0))
+    assert isinstance(job.results[0], CollTimeout), job.results[0]
+    assert f"place 16 (process {PID + 16}), 3983 more neither called it" in str(job.results[0])
+
+
+def test_before_the_first_communicator_all_are_waited_for(job):
+    job = job(1, range(3))
+    job.come(0, limit_s=0.3)
+    job.come(2)
+    job.turn(job.have(0))
+    assert str(job.results[0]).startswith(f"pycoll.init: place 1 (process {PID + 1}) neither")
 
 
 @pytest.mark.parametrize("when", ["before it joins", "after it has joined", "in its own join"])
