@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from pycoll.comm import Communicator
 from pycoll.config import Config, Launch, environment
-from pycoll.errors import ArgumentError, CollError
+from pycoll.errors import ArgumentError, CollError, CollTimeout
 from pycoll.runtime.selection.measured_choices import agree
 from pycoll.runtime.sessions.session import Session
 from pycoll.runtime.sessions.shared_use import joined, valid
-from pycoll.runtime.startup.bootstrap import Place, discover, launched_by_us
+from pycoll.runtime.startup.bootstrap import Place, discover, launched_by_us, mark_joined
 from pycoll.runtime.startup.make_groups import decline
 from pycoll.runtime.startup.meeting import Link
 from pycoll.runtime.startup.one_host import take_place
@@ -82,18 +82,23 @@ def _session(**given: Any) -> Session:
     if session is not None:
         joined().check(_configure(lambda: joined().config, given))
         return session
-    launched = launched_by_us()  # the variables that say so are taken away
+    launched = _launched()  # the variables that say so are taken away
     session, config = _join(_configure(Config.from_env, given))
     return joined().remember(session, config, once=launched)
 
 
 def _join(config: Config | ArgumentError) -> tuple[Session, Config]:
     """Join the job, by whatever has started it; return the settings, too, which are valid then."""
-    session = None if launched_by_us() else _join_elsewhere(config)
+    session = None if _launched() else _join_elsewhere(config)
     if session is not None:
         return session, valid(config)
     usable = _usable(config)
     return _join_host(usable), usable
+
+
+def _launched() -> bool:
+    """Tell whether ``pycoll run`` has started this process, and it has not joined yet."""
+    return launched_by_us() or joined().link is not None
 
 
 def _join_elsewhere(config: Config | ArgumentError) -> Session | None:
@@ -113,7 +118,7 @@ def _join_elsewhere(config: Config | ArgumentError) -> Session | None:
 def _usable(config: Config | ArgumentError) -> Config:
     """Return the settings, if ranks that share a host can use them; otherwise all ranks hear it."""
     if isinstance(config, Config):
-        if config.transport != "mpi" or not launched_by_us():
+        if config.transport != "mpi" or not _launched():
             return config
         text = "transport='mpi': start the ranks with mpiexec, not with `pycoll run`"
         config = ArgumentError(text)
@@ -135,10 +140,15 @@ def _give_up_place(error: ArgumentError) -> None:
 
 def _join_host(config: Config) -> Session:
     """Join the ranks that `pycoll run` has started on this host, or be a world of one."""
-    link = Link.from_env(environment())
+    link = joined().link or Link.from_env(environment())
     if link is not None:
+        mark_joined(environment())
+        joined().link = None
         try:
             return link.meet(partial(take_place, config=config), config.timeout_s)
+        except CollTimeout:
+            joined().link = link  # it can be tried again
+            raise
         except BaseException:
             link.close()
             raise

@@ -7,6 +7,7 @@ import functools
 import os
 import weakref
 from dataclasses import asdict
+from typing import Any
 
 from pycoll.config import Config
 from pycoll.errors import ArgumentError
@@ -25,6 +26,17 @@ class Joined:
         self._kept: Session | None = None  # the same, if nothing else refers to it
         self.config: Config = Config()
         self._pid = 0
+        self._link: tuple[int, Any] = 0, None
+
+    @property
+    def link(self) -> Any:
+        """A `Link` to a job whose ranks have not met in time, so that they can try again."""
+        pid, link = self._link
+        return link if pid == os.getpid() else None
+
+    @link.setter
+    def link(self, link: Any) -> None:
+        self._link = os.getpid(), link
 
     def remember(self, session: Session, config: Config, once: bool) -> Session:
         """Keep a session for those who come later, and return it.

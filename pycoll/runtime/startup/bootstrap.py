@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pycoll.config import LAUNCH_VARIABLES, MEETING_VARIABLE, Launch, environment
 from pycoll.errors import ArgumentError, TransportError
 
-_JOINED = "PYCOLL_JOINED"  # "<pid> <world_size>" of the process that took its place in the job
+_JOINED = "PYCOLL_JOINED"  # "<pid> of N ranks" of the process that took its place in the job
 _PLACE = "PYCOLL_JOINED_PLACE"  # "<pid> <place>" of one that took a `Place`
 _NO_RANK = "it is not the process that `pycoll run` started; only ranks themselves can join the job"
 _TORCH = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -49,8 +49,13 @@ def discover(environ: MutableMapping[str, str] | None = None) -> Launch:
         os.set_inheritable(fd, False)
     for name in LAUNCH_VARIABLES:
         del environ[name]
-    environ[_JOINED] = f"{os.getpid()} {launch.world_size}"
+    mark_joined(environ, f" of {launch.world_size} ranks")
     return launch
+
+
+def mark_joined(environ: MutableMapping[str, str], ranks: str = "") -> None:
+    """Remember that this process has taken its place in its job, `ranks` in words."""
+    environ[_JOINED] = f"{os.getpid()}{ranks}"
 
 
 def launched_by_us(environ: Mapping[str, str] | None = None) -> bool:
@@ -136,10 +141,10 @@ def _can_be_sealed(fd: int) -> bool:
 
 
 def _refuse_second_join(environ: Mapping[str, str]) -> None:
-    pid, _, world_size = environ.get(_JOINED, "").partition(" ")
+    pid, blank, ranks = environ.get(_JOINED, "").partition(" ")
     if pid == str(os.getpid()):
         raise TransportError(
-            f"this process has already joined its job of {world_size} ranks, and closed that "
+            f"this process has already joined its job{blank}{ranks}, and closed that "
             "communicator, or been refused: it can try once; keep the communicator open, and call "
             "init again meanwhile, or make more of it with dup() or split()"
         )

@@ -191,3 +191,38 @@ def test_only_the_whole_job_grows(jobs):
     done = jobs.run("-n", 1, script(jobs, "comm.grow()"))
     assert done.returncode == 1
     assert "`pycoll run --elastic`" in done.stderr
+
+
+def test_ranks_that_waited_in_vain_for_one_call_init_again(jobs):
+    """What it says when it gives up; a rank that takes itself for a world of one is worse."""
+    path = jobs.folder / "script.py"
+    late = jobs.folder / "late"
+    path.write_text(
+        f"""
+import os, time, pycoll
+try:
+    os.close(os.open({str(late)!r}, os.O_CREAT | os.O_EXCL))
+    time.sleep(3)
+except FileExistsError:
+    pass
+for attempt in range(100):
+    try:
+        comm = pycoll.init(timeout=1)
+        break
+    except pycoll.CollTimeout as error:
+        assert "pycoll.init: place " in str(error), str(error)
+comm.barrier(timeout=30)
+print(comm.rank, comm.world_size, attempt > 0, flush=True)
+comm.close()
+try:
+    pycoll.init()
+except pycoll.TransportError as error:
+    assert "has already joined its job, and closed" in str(error)
+    print("refused", flush=True)
+"""
+    )
+    done = jobs.run("-n", "2..3", "--elastic", path)
+    assert done.returncode == 0, done.stderr
+    lines = sorted(done.stdout.splitlines())
+    assert [line[:3] for line in lines] == ["0 3", "1 3", "2 3", *["ref"] * 3]
+    assert sum("True" in line for line in lines) == 2, lines
