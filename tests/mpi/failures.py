@@ -150,6 +150,30 @@ def absences(comm):
     return wrong
 
 
+def long_reasons(comm):
+    """Let a rank refuse, and leave, with more to say than shared memory has room for."""
+    wrong, last = [], comm.world_size - 1
+    twin, error = comm.dup(), ValueError("\u00e9" * 1000)
+
+    class Array:
+        @property
+        def __array_interface__(self):
+            raise error
+
+    for way in (lambda: twin.all_reduce(Array()), lambda: twin.__exit__(None, error, None)):
+        text = "ValueError: "
+        try:
+            way() if comm.rank == last else twin.all_reduce(X)
+        except ValueError:
+            pass
+        except pycoll.CollError as found:
+            text = str(found)
+        texts = comm.all_gather_object(text, pickle=True)[:last]
+        if f"rank {last}" not in texts[0] or len(set(texts)) > 1:
+            wrong.append(f"ranks differ: {texts}")
+    return wrong
+
+
 def leaving(comm):
     """Let a rank leave by an exception, close early, and abort; in small and large calls."""
     n, me, wrong = comm.world_size, comm.rank, []
@@ -276,6 +300,7 @@ ALL = (
     timeouts,
     absences,
     leaving,
+    long_reasons,
     interrupts,
     misuse,
     last_messages,

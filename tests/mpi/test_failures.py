@@ -10,6 +10,7 @@ FAILURES = [
     "timeouts",
     "absences",
     "leaving",
+    "long_reasons",
     "interrupts",
     "misuse",
     "last_messages",

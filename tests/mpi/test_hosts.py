@@ -6,6 +6,7 @@ import pytest
 
 CHECKS = ["collectives", "roots", "types", "orders", "variants"]
 FAILURES = ["mismatches", "refusals", "timeouts", "absences", "leaving", "interrupts"]
+FAILURES += ["long_reasons"]
 
 
 LIMIT = {"PYCOLL_TIMEOUT": "30"}

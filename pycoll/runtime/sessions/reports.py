@@ -338,7 +338,32 @@ def _revoked(report: dict) -> str:
 def _left(report: dict) -> str:
     gone = report["ranks"][report["culprit"]]
     reason = gone["text"] or "it closed its communicator, or its program has ended"
-    return f"{_who(gone)} left: {reason}. {_ADVICE}"
+    left = "left" if reason.startswith(_BECAUSE) else "left:"
+    end = "\n" if "\n" in reason else ". "
+    return f"{_who(gone)} {left} {reason.rstrip('.')}{end}{_ADVICE}"
+
+
+_BECAUSE = "because "
+_LEFT = re.compile(rf"rank \d+ \([^)]*\) left {_BECAUSE}")
+_NAMES_RANKS = (errors.TransportError, errors.MismatchError, errors.PeerRejected)
+
+
+def why_left(error: BaseException) -> str:
+    """Return for the peers why an exception makes this rank leave; of a chain the first cause.
+
+    What to do next is left out: whoever reads it hears that for a communicator of its own.
+    """
+    cause = error.__cause__
+    if isinstance(cause, _NAMES_RANKS) and str(cause) in errors.in_words(error):
+        error = cause  # such as an error of PyTorch with the text of pycoll's
+    text = errors.in_words(error)
+    for advice in (_ADVICE, *_WAYS.values()):
+        text = text.replace(advice, "")
+    text = text.rstrip(" \n")
+    if not isinstance(error, _NAMES_RANKS):
+        return text
+    said = text.partition(": ")[2]
+    return _BECAUSE + said[found.end() if (found := _LEFT.match(said)) else 0 :]
 
 
 def raising(function: Any, *args: Any, **kwargs: Any) -> Any:

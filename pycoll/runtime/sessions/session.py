@@ -29,7 +29,7 @@ from pycoll.runtime.selection.select import Choice
 from pycoll.runtime.selection.tuning_table import Tuning
 from pycoll.runtime.sessions.background import QueuedCalls
 from pycoll.runtime.sessions.p2p import TaggedMessages
-from pycoll.runtime.sessions.reports import describe, raising
+from pycoll.runtime.sessions.reports import describe, raising, why_left
 from pycoll.runtime.sessions.shutdown import freed, leave_at_exit
 from pycoll.runtime.startup.hosts import Sharing
 from pycoll.schedule.ir import Algorithm
@@ -348,7 +348,7 @@ class Session(QueuedCalls, TaggedMessages):
         """Tell the peers why this rank leaves: an exception, or a text."""
         self.has_raised = True
         if self._engine is not None:
-            text = in_words(reason) if isinstance(reason, BaseException) else sendable(reason)
+            text = why_left(reason) if isinstance(reason, BaseException) else sendable(reason)
             self._engine.leave(text)
             if self.link is not None:
                 self.link.let_go(self)

@@ -21,6 +21,7 @@ from pycoll.errors import (
     ForkedError,
     PeerRejected,
     Revoked,
+    sendable,
 )
 from pycoll.runtime.arrays.symmetric_memory import Memory
 from pycoll.runtime.calls.plans import CallSpec
@@ -29,7 +30,7 @@ from pycoll.runtime.selection.select import Choice
 from pycoll.runtime.selection.topology import Topology
 from pycoll.runtime.selection.tuning_table import Tuning
 from pycoll.runtime.sessions.message_session import OWN_THREAD, MpiJob, MpiSession
-from pycoll.runtime.sessions.reports import describe
+from pycoll.runtime.sessions.reports import describe, why_left
 from pycoll.runtime.sessions.session import Session
 from pycoll.runtime.sessions.two_level_async import CallThread, DeferredCalls, TwoLevelWork
 from pycoll.runtime.sessions.two_level_plans import Binder
@@ -40,8 +41,15 @@ from pycoll.types import Kind
 _LISTEN_S = 0.5  # for the reason of a failure elsewhere
 _POLL_S = 0.002
 _MAX_BOUND = 128
+_MOST_OF_LEAVING = 255  # bytes; kTextBytes of csrc/memory/control.h, but for the end
+_MOST_OF_REFUSAL = 400  # bytes; kRefusalBytes, but for the ranks that pass it on, named before it
 _ALONE = (PeerRejected, ArgumentError, CommClosed, ConcurrentUseError, ForkedError)
 """Errors that leave a communicator as it is."""
+
+
+def _cut(text: str, most_bytes: int) -> str:
+    """Cut a text to what shared memory has room for, so that it is the same on every rank."""
+    return sendable(text).encode()[:most_bytes].decode(errors="ignore")
 
 
 class NodeSession(Session):
@@ -228,6 +236,7 @@ class TwoLevelSession(MpiSession):
             raise
 
     def _refuse(self, text: str) -> None:
+        text = _cut(text, _MOST_OF_REFUSAL)
         self.settle()  # the calls before this one come first
         self.node.guard(self.node.engine.refuse, text, 0)  # first: they then listen to MPI
         super()._refuse(text)
@@ -279,9 +288,11 @@ class TwoLevelSession(MpiSession):
         self.node.abort(reason)
 
     def leave(self, reason: BaseException | str) -> None:
-        """Tell the peers why this rank leaves."""
-        super().leave(reason)
-        self.node.leave(reason)
+        """Tell the peers why this rank leaves; those elsewhere no more than those of this host."""
+        text = why_left(reason) if isinstance(reason, BaseException) else reason
+        text = _cut(text, _MOST_OF_LEAVING)
+        super().leave(text)
+        self.node.leave(text)
 
     def prepare_for_exit(self) -> None:
         """Make what is under way; from then on there is no thread to make calls."""

@@ -13,8 +13,9 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 from pycoll.cuda import call_marks
-from pycoll.errors import CollError, in_words
+from pycoll.errors import CollError
 from pycoll.observe.attach import attach
+from pycoll.runtime.sessions.reports import why_left
 from pycoll.runtime.sessions.session import Session
 from pycoll.torch.backend.bootstrap import join
 from pycoll.torch.backend.options import Options, checked
@@ -245,7 +246,7 @@ class ProcessGroupPycoll(RaggedCollectives, ListCollectives, dist.ProcessGroup):
         error = sys.exc_info()[1]
         if not self._closed and error is not None and self._caller.background.busy:
             with contextlib.suppress(CollError):  # the group has failed
-                self._caller.session.abort(in_words(error))
+                self._caller.session.abort(why_left(error))
         if not self._closed:
             self._closed = True
             self._messages.close()

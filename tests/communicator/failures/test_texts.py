@@ -1,11 +1,13 @@
 """Texts of the program that reach other ranks: of exceptions, reasons, and names of files."""
 
+import contextlib
+import os
 import threading
 
 import numpy as np
 import pytest
 
-from pycoll.errors import CollTimeout, MismatchError, PeerLeft, PeerRejected, Revoked
+from pycoll.errors import CollError, CollTimeout, MismatchError, PeerLeft, PeerRejected, Revoked
 from pycoll.runtime.sessions.reports import each_says
 from pycoll.testing import run_threads
 
@@ -93,3 +95,61 @@ def test_of_few_ranks_each_has_a_line():
     said = {rank: "same" for rank in range(16)}
     assert each_says(said) == [f"  rank {rank}: same" for rank in range(16)]
     assert each_says({**said, 16: "other"}) == ["  rank 16: other", "  each of ranks 0-15: same"]
+
+
+ENDS = {
+    "an exception": (lambda pair: ValueError("the cause"), "rank 0 (process {}) left: {cause}."),
+    "an exit": (lambda pair: SystemExit("early."), "rank 0 (process {}) left: {cause}"),
+    "an abort": (lambda pair: pair.abort("why"), "rank 0 aborted the communicator (why) ("),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_of_ranks_that_leave_one_after_the_other_the_first_cause_is_told_once(run, end):
+    """Each has a communicator with the next one, where that hears why it leaves."""
+    make, told = ENDS[end]
+
+    def rank(comm):
+        pairs = [comm.split(0 if comm.rank in (r, r + 1) else None) for r in range(3)]
+        text = ""
+        with contextlib.suppress(CollError, ValueError, SystemExit), pairs[min(comm.rank, 2)]:
+            if comm.rank == 0:
+                if (error := make(pairs[0])) is not None:
+                    raise error
+            else:
+                with pytest.raises((PeerLeft, Revoked)) as caught:
+                    pairs[comm.rank - 1].barrier()
+                text = str(caught.value)
+                raise caught.value
+        return text, os.getpid()
+
+    found = run(4, rank)
+    cause = {"an exception": "ValueError: the cause", "an exit": "SystemExit: early."}.get(end)
+    for r in (1, 2, 3):
+        text, before = found[r][0], found[r - 1][1]
+        assert text.count("The communicator cannot be used any more") == 1
+        assert (cause or "why") in text
+        assert ".." not in text
+        assert told.format(found[0][1], cause=cause) in text
+        if r > 1:
+            who = f"rank 0 (rank {r - 1} of the job, process {before}) left because rank 0"
+            assert text.startswith(who), text
+
+
+def test_a_rank_that_leaves_after_a_mismatch_tells_of_that(run):
+    def rank(comm):
+        pair = comm.split(0 if comm.rank < 2 else None)
+        other = comm.split(0 if comm.rank > 0 else None)
+        if comm.rank < 2:
+            with pytest.raises(MismatchError) as caught, contextlib.closing(comm):
+                pair.all_reduce(np.ones(3 + comm.rank))
+            if comm.rank == 1:
+                other._session.leave(caught.value)
+            return ""
+        with pytest.raises(PeerLeft) as left:
+            other.barrier()
+        return str(left.value)
+
+    text = run(3, rank)[2]
+    assert " left because ranks called different things; field 'count' differs\n" in text
+    assert text.count("The communicator cannot be used any more") == 1
