@@ -21,6 +21,7 @@ from pycoll.runtime.startup.room import check_job
 
 _STDIN = 0
 _REFUSED = 2
+CONSEQUENCE = 113  # status of a host on which ranks failed only because of those of others
 
 
 class HostJob(Job):
@@ -95,7 +96,8 @@ def main() -> int:
             job.watch()
         finally:
             job.close()
-    return job.conclude()
+    status = job.conclude()
+    return CONSEQUENCE if job.is_consequence else status
 
 
 if __name__ == "__main__":

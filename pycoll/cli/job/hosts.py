@@ -8,10 +8,12 @@ import os
 import secrets
 import select
 import shlex
+import signal
 import subprocess
 import sys
 import time
 
+from pycoll.cli.job.host_main import CONSEQUENCE
 from pycoll.cli.job.processes import FORWARDED, GRACE_S, KILL_AFTER_S, TIMEOUT_STATUS, say
 from pycoll.config import SECRET_VARIABLE, VERSION, environment, job_secret
 from pycoll.errors import ArgumentError
@@ -41,6 +43,7 @@ class HostsJob:
         self._bounds = [n * i // len(hosts) for i in range(len(hosts) + 1)]
         self._agents: list[subprocess.Popen[bytes]] = []
         self._failed: list[int] = []  # hosts, in the order in which they failed
+        self._hung_up: set[int] = set()  # hosts that have been told to end
         self._forwarded: set[int] = set()
         self._plan: list[tuple[float, str]] = []  # when to hang up, and to kill
 
@@ -106,6 +109,7 @@ class HostsJob:
                 self._end(0.0)
             while self._plan and now >= self._plan[0][0]:
                 what = self._plan.pop(0)[1]
+                self._hung_up |= running
                 for i in running:
                     self._stop(self._agents[i], what)
 
@@ -147,11 +151,24 @@ class HostsJob:
             return TIMEOUT_STATUS
         if self._forwarded:
             return 128 + max(self._forwarded)
-        first = self._failed[0]
+        first = self._first_to_fail()
         status, host = self._agents[first].returncode, self._hosts[first]
         if status == _SSH_FAILED:
             line = shlex.join([*self._rsh, host, "true"])
             say(f"{self._rsh[0]} cannot reach {host}, or lost it; try `{line}`")
         elif status == _NOT_FOUND:
             say(f"{sys.executable} is not on {host}: Python and pycoll must lie there as here")
+        if status == CONSEQUENCE:
+            return 1
         return status if status > 0 else 128 - status
+
+    def _first_to_fail(self) -> int:
+        """Return the host where the trouble began: ranks elsewhere may have ended before."""
+        ended = {i: self._agents[i].returncode for i in self._failed}
+        told = 128 + signal.SIGTERM
+        causes = (
+            i
+            for i, status in ended.items()
+            if status != CONSEQUENCE and not (i in self._hung_up and status == told)
+        )
+        return next(causes, self._failed[0])

@@ -282,6 +282,8 @@ class Job:
         for stream in self._streams:
             stream.close()
 
+    is_consequence = False  # all that failed here did so because of others; see `conclude`
+
     def conclude(self) -> int:
         """Say on stderr how the job failed, if it did, and return its exit status."""
         records = _read_all(self._report)
@@ -306,6 +308,7 @@ class Job:
             return 128 + max(self._forwarded) if self._ended and self._forwarded else 0
         consequences = {r["rank"] - self.first: r["traceback"] for r in records if r["consequence"]}
         causes = [rank for rank in self._failed if rank not in consequences]
+        self.is_consequence = not causes
         if not causes:  # nobody has shown a traceback
             sys.stderr.write(consequences[self._failed[0]])
         rank = (causes or self._failed)[0]

@@ -155,3 +155,33 @@ def test_what_cannot_be_asked_for(options, told):
     )
     assert done.returncode == 2
     assert told in done.stderr
+
+
+@pytest.mark.parametrize("bad", [0, 2, 3])
+def test_the_status_is_that_of_the_rank_that_failed_first_on_whatever_host(job, bad):
+    """The others fail because of it, and those of the other host may have ended before it."""
+    text = f"""
+import sys, time, pycoll
+comm = pycoll.init(timeout=20)
+if comm.rank == {bad}:
+    comm._session.leave(SystemExit(7))
+    time.sleep(0.5)
+    sys.exit(7)
+comm.barrier()
+"""
+    status, _, err = outcome(job(text, n=4))
+    assert status == 7
+    assert f"rank {bad} exited with code 7" in err
+
+
+def test_ranks_that_are_ended_because_others_failed_are_not_the_cause(job):
+    text = """
+import os, time, pycoll
+comm = pycoll.init(timeout=20)
+if comm.rank == 0:
+    comm.abort("why")
+    comm.barrier()
+time.sleep(60)
+"""
+    status, _, err = outcome(job(text, n=2))
+    assert (status, "rank 0 exited with code 1" in err) == (1, True)
