@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import secrets
 import socket
@@ -27,6 +28,7 @@ _CALL_S = 3.0  # for one address of rank 0's host
 _PAUSE_S = 0.05
 _MOST_STRANGERS = 64  # connections that may be about to prove it, besides those that can
 _CHALLENGE_BYTES = 32
+_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 
 
 class StoreServer:
@@ -52,6 +54,7 @@ class StoreServer:
                 f"{error.strerror}; choose another MASTER_PORT"
             ) from error
         self._done, self._loop = asyncio.Event(), asyncio.new_event_loop()
+        self._loop.set_exception_handler(_report)
         threading.Thread(target=self._run, name=OWN_THREAD, daemon=True).start()
 
     def close(self, patience_s: float = 0.0) -> None:
@@ -116,6 +119,12 @@ class StoreServer:
         return self._texts.get(str(request[1]))
 
 
+def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Show what has gone wrong, but for a lack of descriptors: it is tried again, at every turn."""
+    if getattr(context.get("exception"), "errno", None) not in _NO_DESCRIPTOR:
+        loop.default_exception_handler(context)
+
+
 class StoreClient:
     """A rank's way to the store; what `pycoll.runtime.startup.tcp_connections.Board` asks for."""
 
@@ -125,7 +134,8 @@ class StoreClient:
         Raises:
             CollTimeout: If it is not there in time.
             PeerLost: If it was there and is gone.
-            TransportError: If there is no such host, or it has another secret.
+            TransportError: If there is no such host, or it has another secret, or this process has
+                no descriptor left.
         """
         self.host, self._met = host, False
         end = time.monotonic() + timeout_s
@@ -142,6 +152,11 @@ class StoreClient:
                 ) from error
             except OSError as error:
                 why = error.strerror or str(error)
+                if error.errno in _NO_DESCRIPTOR:
+                    raise TransportError(
+                        f"a connection to rank 0, at {self._place}, needs an open file: {why}; "
+                        "raise the limit of open files (ulimit -n)"
+                    ) from error
                 if self._met and isinstance(error, ConnectionRefusedError):
                     self._has_left(error)
             if time.monotonic() > end:

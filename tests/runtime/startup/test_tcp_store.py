@@ -1,6 +1,8 @@
 """The store of a job: what a rank does where rank 0 gives up on it."""
 
 import socket
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -48,3 +50,34 @@ def test_a_store_that_gives_up_and_ends():
         pool.submit(gives_up, server, 1)
         with pytest.raises(PeerLost, match="has left while ranks were joining"):
             StoreClient("127.0.0.1", port, SECRET, 60)
+
+
+NO_DESCRIPTOR_LEFT = """
+import os, resource, socket, time
+from pycoll.errors import TransportError
+from pycoll.runtime.startup.tcp_store import StoreClient, StoreServer
+
+server = StoreServer(0, "what only this knows", 1)
+port = server._socket.getsockname()[1]
+time.sleep(0.2)
+free = os.dup(0)
+os.close(free)
+client = socket.socket()
+resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, free + 1))
+client.connect(("127.0.0.1", port))
+time.sleep(0.5)
+began = time.monotonic()
+try:
+    StoreClient("127.0.0.1", port, "what only this knows", 20)
+except TransportError as error:
+    assert "Too many open files; raise the limit" in str(error), error
+    assert time.monotonic() - began < 10
+    print("told", flush=True)
+os._exit(0)
+"""
+
+
+def test_without_a_descriptor_left_a_rank_says_so_at_once_and_once():
+    words = [sys.executable, "-c", NO_DESCRIPTOR_LEFT]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr) == ("told\n", "")
