@@ -98,7 +98,8 @@ void Postbox::wake_thread() {
 // Moves everything that can be moved.
 void Postbox::progress() {
   if (closing_) return;
-  if (boxes_.drain(recvs_) || !incoming_.empty()) progress_incoming();
+  if (boxes_.drain(recvs_)) looked_ = 0;
+  progress_incoming();
   if (!outgoing_.empty()) progress_outgoing();
 }
 
@@ -116,18 +117,22 @@ void Postbox::progress_outgoing() {
 }
 
 void Postbox::progress_incoming() {
-  for (size_t i = 0; i < incoming_.size();) {
-    Request& request = requests_.at(incoming_[i]);
+  while (looked_ < incoming_.size()) {
+    const size_t i = looked_;
+    std::optional<uint32_t> sender;
+    std::exception_ptr error;
     try {
-      const std::optional<uint32_t> sender = boxes_.collect(request.in);
-      if (!sender) {
-        ++i;
-        continue;
-      }
-      request.sender = *sender;
+      sender = boxes_.collect(recvs_[i]);
     } catch (...) {
-      request.error = std::current_exception();
+      error = std::current_exception();
     }
+    if (!sender && error == nullptr) {
+      ++looked_;
+      continue;
+    }
+    Request& request = requests_.at(incoming_[i]);
+    request.sender = sender.value_or(0);
+    request.error = error;
     incoming_.erase(incoming_.begin() + static_cast<std::ptrdiff_t>(i));
     recvs_.erase(recvs_.begin() + static_cast<std::ptrdiff_t>(i));
     finish(request);
@@ -157,6 +162,7 @@ void Postbox::fail_all(const std::exception_ptr& error) {
   outgoing_.clear();
   incoming_.clear();
   recvs_.clear();
+  looked_ = 0;
 }
 
 bool Postbox::done(Ticket ticket) {
@@ -176,6 +182,7 @@ bool Postbox::forget(Ticket ticket) {
   const bool expected = place != incoming_.end();
   if (expected) {
     boxes_.keep_copies();
+    looked_ = 0;  // what came for it may be for another one
     recvs_.erase(recvs_.begin() + (place - incoming_.begin()));
     incoming_.erase(place);
   }
@@ -226,6 +233,7 @@ void Postbox::close() {
     outgoing_.clear();
     incoming_.clear();
     recvs_.clear();
+    looked_ = 0;
     work_->notify_one();
     last = std::move(thread_);
   }

@@ -111,6 +111,7 @@ class Postbox {
   std::unordered_map<Ticket, Request> requests_;
   std::deque<Ticket> outgoing_, incoming_;     // posted and not done, in order
   std::vector<Mailboxes::RecvRequest> recvs_;  // of incoming_
+  size_t looked_ = 0;                          // so many of them get nothing that is here
   std::vector<bool> blocked_;                  // ranks to which an older message has not left yet
   Ticket newest_ = 0;
   uint32_t waiters_ = 0;

@@ -265,3 +265,17 @@ def test_none_is_for_wait_any_alone(run):
         return pycoll.wait_any([None, comm.barrier(async_op=True)], timeout=20)
 
     assert run(2, ranks) == [1, 1]
+
+
+def test_many_receives_in_any_order(run):
+    def ranks(comm):
+        left, right = neighbours(comm)
+        order = np.random.default_rng(1).permutation(1000)
+        into = np.zeros((1000, 2), int)
+        works = [comm.irecv(into[i], left if i % 3 else pycoll.ANY, i) for i in range(1000)]
+        for i in order:
+            comm.send(np.full(2, i), right, int(i))
+        pycoll.wait_all(works, timeout=20)
+        return bool((into[:, 0] == np.arange(1000)).all())
+
+    assert all(run(3, ranks))
