@@ -14,7 +14,7 @@
 namespace py = pybind11;
 namespace pycoll {
 
-size_t slot_of(const CallKey& key) {
+size_t set_of(const CallKey& key) {
   uint64_t h = 0;
   const auto mix = [&h](uint64_t v) { h = (h ^ v) * 0x9E3779B97F4A7C15u; };
   for (const PyObject* object : key.objects) mix(reinterpret_cast<uintptr_t>(object));
@@ -234,6 +234,17 @@ py::object array_of_numbers(const FastcallState& state, PyObject* x) {
   return py::array::ensure(py::handle(x));
 }
 
+// The call like this one that is remembered, or null. What is there may be replaced as soon as
+// Python code runs.
+const RememberedCall* find_call(const FastcallState& state, const CallKey& key) {
+  const CallSet* const set = state.sets[set_of(key)].get();
+  if (set == nullptr) return nullptr;
+  for (const RememberedCall& entry : set->ways) {
+    if (entry.serves(key)) return &entry;
+  }
+  return nullptr;
+}
+
 // Runs a call on the engine, if its like is remembered, or by Python code with `slow_args`, where
 // a number is no array yet.
 PyObject* fast_or_slow(FastcallState& state, PyObject* const* args, const ArrayKey* like,
@@ -248,13 +259,14 @@ PyObject* fast_or_slow(FastcallState& state, PyObject* const* args, const ArrayK
   // signal handler, may use or close this communicator. So nothing is looked at before that.
   const uint32_t site = plain ? call_site(state) : 0;
   if (plain && make_key(state, args, key, arrays) && (like == nullptr || like->is_like(key.x))) {
-    const RememberedCall& entry = state.entries[slot_of(key)];
-    if (entry.serves(key) && (state.two == nullptr || state.two->idle()) &&
-        complete(state, args, key, entry.fresh, arrays) && entry.serves(key)) {
+    const RememberedCall* const entry = find_call(state, key);
+    if (entry != nullptr && (state.two == nullptr || state.two->idle()) &&
+        complete(state, args, key, entry->fresh, arrays) && entry->serves(key)) {
       if (!has_registered(key)) [[likely]]
-        return now ? run(state, entry, arrays, site, *limit_s)
-                   : submit(state, entry, arrays, site, *limit_s);
-      PyObject* const result = now ? run_registered(state, entry, arrays, site, *limit_s) : nullptr;
+        return now ? run(state, *entry, arrays, site, *limit_s)
+                   : submit(state, *entry, arrays, site, *limit_s);
+      PyObject* const result =
+          now ? run_registered(state, *entry, arrays, site, *limit_s) : nullptr;
       if (result != nullptr || PyErr_Occurred() != nullptr) return result;
     }
   }

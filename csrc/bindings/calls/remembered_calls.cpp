@@ -1,5 +1,6 @@
 #include "bindings/calls/remembered_calls.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "bindings/bindings.h"
@@ -18,6 +19,27 @@ void replace(FastcallState& state, RememberedCall& old, RememberedCall entry = {
     if (old.staged != nullptr) state.gone.push_back(old.staged);
   }
   old = std::move(entry);
+}
+
+// Where a call is to be remembered.
+RememberedCall& place_for(FastcallState& state, const CallKey& key) {
+  std::unique_ptr<CallSet>& found = state.sets[set_of(key)];
+  if (found == nullptr) found = std::make_unique<CallSet>();
+  auto& [ways, next] = *found;
+  const auto same = std::find_if(ways.begin(), ways.end(),
+                                 [&](const RememberedCall& old) { return old.serves(key); });
+  if (same != ways.end()) return *same;
+  const auto unused = std::find_if(ways.begin(), ways.end(), [](const RememberedCall& old) {
+    return old.call == nullptr && old.staged == nullptr;
+  });
+  return unused != ways.end() ? *unused : ways[next++ % kWays];
+}
+
+void forget_calls(FastcallState& state) {
+  for (const std::unique_ptr<CallSet>& set : state.sets) {
+    if (set == nullptr) continue;
+    for (RememberedCall& entry : set->ways) replace(state, entry);
+  }
 }
 
 bool is_open(const FastcallState& state) {
@@ -63,7 +85,7 @@ PyObject* remember(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
     entry.kept[5] = py::reinterpret_borrow<py::object>(key.x.type);
     entry.kept[6] = py::reinterpret_borrow<py::object>(key.out.type);
     if (!is_open(state) || !is_within_reach(entry)) Py_RETURN_NONE;
-    replace(state, state.entries[slot_of(key)], std::move(entry));
+    replace(state, place_for(state, key), std::move(entry));
     Py_RETURN_NONE;
   });
 }
@@ -71,7 +93,7 @@ PyObject* remember(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
 PyObject* forget(PyObject* self, PyObject*) {
   return guarded([&]() -> PyObject* {
     FastcallState& state = *reinterpret_cast<Fastcall*>(self)->state;
-    for (RememberedCall& entry : state.entries) replace(state, entry);
+    forget_calls(state);
     state.sized.clear();
     let_go(state, state.engine);
     let_go(state, state.mpi);
@@ -115,8 +137,11 @@ int traverse_fastcall(PyObject* self, visitproc visit, void* arg) {
   const FastcallState* state = reinterpret_cast<Fastcall*>(self)->state;
   if (state == nullptr) return 0;
   Py_VISIT(state->in_flight.ptr());
-  for (const RememberedCall& entry : state->entries) {
-    for (const py::object& object : entry.kept) Py_VISIT(object.ptr());
+  for (const std::unique_ptr<CallSet>& set : state->sets) {
+    if (set == nullptr) continue;
+    for (const RememberedCall& entry : set->ways) {
+      for (const py::object& object : entry.kept) Py_VISIT(object.ptr());
+    }
   }
   return 0;
 }
@@ -124,7 +149,7 @@ int traverse_fastcall(PyObject* self, visitproc visit, void* arg) {
 int clear_fastcall(PyObject* self) {
   FastcallState* state = reinterpret_cast<Fastcall*>(self)->state;
   if (state == nullptr) return 0;
-  for (RememberedCall& entry : state->entries) replace(*state, entry);
+  forget_calls(*state);
   state->sized.clear();
   return 0;
 }

@@ -21,7 +21,7 @@
 
 namespace pycoll {
 
-inline constexpr size_t kSlots = 256;  // direct-mapped
+inline constexpr size_t kSets = 256, kWays = 4;  // of remembered calls
 inline constexpr intptr_t kApart = std::numeric_limits<intptr_t>::min();
 
 // What must be the same for a remembered call to serve again. Objects are compared by identity.
@@ -60,6 +60,12 @@ struct RememberedCall : RunnableCall {
   }
 };
 
+// The calls whose keys have one hash. It stays where it is as long as the state.
+struct CallSet {
+  std::array<RememberedCall, kWays> ways;
+  uint32_t next = 0;  // the one to go if all are taken
+};
+
 struct SizedCall;  // sized_calls.h
 
 // What ranks have said of the sizes of a call that Python code then goes on with.
@@ -80,7 +86,7 @@ struct FastcallState {
   pybind11::object freed;            // raises what is raised once the session is no more
   pybind11::object in_flight,
       flight;  // what keeps the arrays of queued calls, and the type for one
-  std::array<RememberedCall, kSlots> entries;
+  std::array<std::unique_ptr<CallSet>, kSets> sets;  // those that have been needed
   std::vector<std::shared_ptr<const SizedCall>> sized;
   SaidSizes said;
   KnownPlaces sites;
@@ -115,8 +121,8 @@ struct CallArrays {
   pybind11::object x, result;
 };
 
-// Which entry is for calls like this one.
-size_t slot_of(const CallKey& key);
+// The place of the set for calls like this one.
+size_t set_of(const CallKey& key);
 
 // Describes a call; false if only Python code can serve it.
 bool make_key(const FastcallState& state, PyObject* const* args, CallKey& key, CallArrays& arrays);
