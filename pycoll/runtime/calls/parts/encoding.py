@@ -2,7 +2,8 @@
 
 msgpack knows None, bool, int, float, str, bytes, list and dict. What else is accepted travels as
 one of its extension types: tuple, set, frozenset, complex, large int, and NumPy's arrays and
-scalars, as a .npy file. Reading never runs code that came with the bytes.
+scalars: type and shape before the bytes, or a .npy file for records. Reading never runs code that
+came with the bytes.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import functools
 import io
 import struct
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -18,7 +19,11 @@ from pycoll.errors import ArgumentError, kind_of
 
 _DATA, _PICKLE = b"m", b"p"  # the first byte
 _MOST_KEPT = 64 << 10  # bytes that a packer has packed that is used again
-_TUPLE, _SET, _FROZENSET, _COMPLEX, _INT, _ARRAY, _SCALAR = range(7)
+_TUPLE, _SET, _FROZENSET, _COMPLEX, _INT, _ARRAY, _SCALAR, _PLAIN_ARRAY, _PLAIN_SCALAR = range(9)
+_PLAIN_KINDS = "?biufcmMSU"  # of elements that the name of their type tells all of
+_PLAIN_HEAD = struct.Struct(
+    "<BBB"
+)  # before plain arrays: bytes of the name, dimensions, by columns
 _GROUPS = {tuple: _TUPLE, set: _SET, frozenset: _FROZENSET}
 _MAKE = {_TUPLE: tuple, _SET: set, _FROZENSET: frozenset}
 
@@ -36,7 +41,7 @@ def pack(x: Any, pickle: bool) -> bytes:
     return _DATA + _packed(x)
 
 
-def unpack(data: bytes, pickle: bool, sender: int) -> Any:
+def unpack(data: bytes | memoryview, pickle: bool, sender: int) -> Any:
     """Return the object that a rank has packed.
 
     Raises:
@@ -50,8 +55,8 @@ def unpack(data: bytes, pickle: bool, sender: int) -> Any:
             )
         import pickle as pickling
 
-        return pickling.loads(data[1:])
-    return _unpacked(data[1:])
+        return pickling.loads(memoryview(data)[1:])
+    return _unpacked(memoryview(data)[1:])
 
 
 @functools.cache
@@ -85,7 +90,7 @@ def _packed(x: Any) -> bytes:
         raise ArgumentError(f"this object cannot be sent: {error}") from None
 
 
-def _unpacked(data: bytes) -> Any:
+def _unpacked(data: bytes | memoryview) -> Any:
     return _msgpack().unpackb(data, ext_hook=_extended, strict_map_key=False)
 
 
@@ -99,7 +104,12 @@ def _extension(x: Any) -> Any:
     elif type(x) is int:
         code, body = _INT, str(x).encode()
     elif type(x) is np.ndarray or isinstance(x, np.generic):
-        code, body = (_ARRAY if type(x) is np.ndarray else _SCALAR), _as_file(np.asarray(x))
+        array = np.asarray(x)
+        if array.dtype.kind in _PLAIN_KINDS and array.dtype.itemsize:
+            code, body = _PLAIN_ARRAY, _plain(array)
+        else:
+            code, body = _ARRAY, _as_file(array)
+        code += type(x) is not np.ndarray
     else:
         raise ArgumentError(
             f"{kind_of(x)} cannot be sent as data; accepted are None, bool, int, float, complex, "
@@ -117,8 +127,28 @@ def _extended(code: int, body: bytes) -> Any:
         return complex(*struct.unpack("<dd", body))
     if code == _INT:
         return int(body)
-    array = np.load(io.BytesIO(body), allow_pickle=False)
-    return array[()] if code == _SCALAR else array
+    plain = code in (_PLAIN_ARRAY, _PLAIN_SCALAR)
+    array = _of_plain(body) if plain else np.load(io.BytesIO(body), allow_pickle=False)
+    return array[()] if code in (_SCALAR, _PLAIN_SCALAR) else array
+
+
+def _plain(x: np.ndarray) -> bytes:
+    name = x.dtype.str.encode()
+    order: Literal["F", "C"] = "F" if x.flags.fnc else "C"
+    head = _PLAIN_HEAD.pack(len(name), x.ndim, order == "F"), name
+    shape = struct.pack(f"<{x.ndim}q", *x.shape)
+    return b"".join((*head, shape, x.ravel(order).view(np.uint8).data))
+
+
+def _of_plain(body: bytes) -> np.ndarray:
+    length, ndim, by_columns = _PLAIN_HEAD.unpack_from(body)
+    at = _PLAIN_HEAD.size + length
+    dtype = np.dtype(body[_PLAIN_HEAD.size : at].decode())
+    if dtype.kind not in _PLAIN_KINDS:
+        raise ValueError(f"an array of dtype {dtype} does not come like this")
+    shape = struct.unpack_from(f"<{ndim}q", body, at)
+    order: Literal["F", "C"] = "F" if by_columns else "C"
+    return np.ndarray(shape, dtype, body, at + 8 * ndim, order=order).copy("K")
 
 
 def _as_file(x: np.ndarray) -> bytes:

@@ -36,7 +36,7 @@ def _take(session: Session, info: MessageInfo, pickle: bool, limit: float) -> An
     """Receive a message that is there, and return its object."""
     data = np.empty(info.nbytes, np.uint8)
     session.recv(data, info.src, info.tag, limit)
-    return unpack(data.tobytes(), pickle, info.src)
+    return unpack(data.data, pickle, info.src)
 
 
 class ObjectReceive(Work):

@@ -36,13 +36,16 @@ def broadcast(session: Session, x: Any, root: int, pickle: bool, timeout: float 
     root, limit, data = session.refusing(prepare)
     head = spread(session, Kind.BROADCAST_OBJECT, root, _head(data, 0, _HEAD_BYTES), limit)
     size, _ = _SIZE_AND_ROOT.unpack_from(head)
-    if size > _HEAD_BYTES - _FIRST:
-        rest = np.frombuffer(data[_HEAD_BYTES - _FIRST :], np.uint8)
+    room = _HEAD_BYTES - _FIRST
+    body = memoryview(head)[_FIRST : _FIRST + size]
+    if size > room:
+        whole = np.frombuffer(data, np.uint8)
         if session.rank != root:
-            rest = session.refusing(lambda: np.empty(size - (_HEAD_BYTES - _FIRST), np.uint8))
+            whole = session.refusing(lambda: np.empty(size, np.uint8))
+            whole[:room] = body
+        rest, body = whole[room:], whole.data
         session.call(Kind.BROADCAST, rest, rest, "sum", root, None, None, timeout)
-        head += rest.tobytes()
-    return x if session.rank == root else unpack(head[_FIRST : _FIRST + size], pickle, root)
+    return x if session.rank == root else unpack(body, pickle, root)
 
 
 @in_parts
@@ -61,7 +64,8 @@ def gather(
     sizes = _sizes_of_whole(heads, room, root)
     if sizes is not None:
         starts = range(_FIRST, len(heads), room)
-        bodies = [heads[at : at + size] for at, size in zip(starts, sizes, strict=True)]
+        view = memoryview(heads)
+        bodies = [view[at : at + size] for at, size in zip(starts, sizes, strict=True)]
     else:
         bodies = _in_two_calls(session, kind, data, heads, root, timeout)
     return [unpack(body, pickle, rank) for rank, body in enumerate(bodies)] if wanted else None
@@ -69,21 +73,23 @@ def gather(
 
 def _in_two_calls(
     session: Session, kind: Kind, data: bytes, heads: bytes, root: int, timeout: float | None
-) -> list[bytes]:
+) -> list[memoryview]:
     """Gather what the heads have no room for; return all of each object."""
     room = len(heads) // session.world_size
     starts = range(0, len(heads), room)
     sizes, roots = zip(*(_SIZE_AND_ROOT.unpack_from(heads, at) for at in starts), strict=True)
     check_equal(session, kind, "root", roots, session.limit(timeout))
     ends = [at + min(room, _FIRST + size) for at, size in zip(starts, sizes, strict=True)]
-    bodies = [heads[at + _FIRST : end] for at, end in zip(starts, ends, strict=True)]
+    view = memoryview(heads)
+    bodies = [view[at + _FIRST : end] for at, end in zip(starts, ends, strict=True)]
     if max(sizes) > room - _FIRST:
         rests = [max(0, size - (room - _FIRST)) for size in sizes]
-        row = np.frombuffer(data[room - _FIRST :], np.uint8)
+        row = np.frombuffer(data, np.uint8)[room - _FIRST :]
         whole = v_variants.gather(session, kind, row, root, None, timeout, known=rests)
         if whole is not None:
             parts = np.split(whole, np.cumsum(rests)[:-1])
-            bodies = [body + part.tobytes() for body, part in zip(bodies, parts, strict=True)]
+            both = zip(bodies, parts, strict=True)
+            bodies = [memoryview(b"".join((body, part.data))) for body, part in both]
     return bodies
 
 
@@ -113,16 +119,14 @@ def all_to_all(session: Session, xs: Any, pickle: bool, timeout: float | None) -
     """See `Communicator.all_to_all_object`."""
 
     def prepare() -> tuple[bytes, list[int]]:
-        packed = [
-            _SIZE.pack(len(data)) + data
-            for data in _packed_each(xs, session, pickle, "every rank needs")
-        ]
-        return b"".join(packed), [len(piece) for piece in packed]
+        packed = _packed_each(xs, session, pickle, "every rank needs")
+        pieces = [piece for data in packed for piece in (_SIZE.pack(len(data)), data)]
+        return b"".join(pieces), [_SIZE.size + len(data) for data in packed]
 
     data, counts = session.refusing(prepare)
     row = np.frombuffer(data, np.uint8)
     whole = v_variants.all_to_all(session, row, counts, None, timeout, dtype_name="object")
-    came, found, at = whole.tobytes(), [], 0
+    came, found, at = whole.data, [], 0
     for rank in range(session.world_size):
         (size,) = _SIZE.unpack_from(came, at)
         at += _SIZE.size + size
@@ -157,4 +161,4 @@ def scatter(session: Session, xs: Any, root: int, pickle: bool, timeout: float |
     counts = array("Q", spread(session, Kind.SCATTER_V, root, sizes.tobytes(), limit)).tolist()
     whole = np.frombuffer(b"".join(packed), np.uint8)
     mine = v_variants.scatter(session, whole, counts, root, None, timeout)
-    return xs[root] if session.rank == root else unpack(mine.tobytes(), pickle, root)
+    return xs[root] if session.rank == root else unpack(mine.data, pickle, root)
