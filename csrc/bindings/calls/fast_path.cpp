@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <optional>
+#include <string>
 #include <type_traits>
 
 #include "bindings/bindings.h"
@@ -248,6 +250,16 @@ const RememberedCall* find_call(const FastcallState& state, const CallKey& key) 
 // Runs a call on the engine, if its like is remembered, or by Python code with `slow_args`, where
 // a number is no array yet.
 PyObject* fast_or_slow(FastcallState& state, PyObject* const* args, const ArrayKey* like,
+// Fills a result that no rank contributes to: the engine has no part in it.
+void fill(const std::string& element, ArrayMemory& out) {
+  const uint64_t size = element.size();
+  if (out.nbytes >= size) std::memcpy(out.data, element.data(), size);
+  for (uint64_t done = size; done < out.nbytes; done *= 2) {
+    std::memcpy(out.data + done, out.data, std::min(done, out.nbytes - done));
+  }
+  out.data = nullptr;
+}
+
                        PyObject* const* slow_args) {
   CallKey key;
   CallArrays arrays;
@@ -266,6 +278,7 @@ PyObject* fast_or_slow(FastcallState& state, PyObject* const* args, const ArrayK
         return now ? run(state, *entry, arrays, site, *limit_s)
                    : submit(state, *entry, arrays, site, *limit_s);
       PyObject* const result =
+      if (!entry->neutral.empty()) fill(entry->neutral, arrays.out);
           now ? run_registered(state, *entry, arrays, site, *limit_s) : nullptr;
       if (result != nullptr || PyErr_Occurred() != nullptr) return result;
     }

@@ -29,12 +29,13 @@ inline constexpr Py_ssize_t kArgs = 10;
 // Engine with a Heap, or an MessageEngine or a TwoLevelEngine with None.
 //
 //   fast = Fastcall(engine, heap, session, freed, in_flight, flight)
-//   fast.remember(bound_or_staged_call, kind, x, out, op, root, order, algorithm, result)
+//   fast.remember(bound_or_staged_call, kind, x, out, op, root, order, algorithm, result, neutral)
 //   fast.forget()
 //
 // A call whose arrays, see arguments.h, are of shapes, dtypes and kinds of memory that were
 // remembered, with all other arguments but the timeout being the very objects that were remembered,
 // goes straight to the engine. `result` is an array like the one to allocate for the result, or
+// None; `neutral` the bytes of an element to fill it with, where no rank contributes to it, or
 // None. `session` is a weak reference; where there is none any more, freed() raises what the caller
 // gets. All else is done by methods of the session: call(...) runs any other call, with all kArgs
 // arguments, site() returns the id of the call site (asked once per place in the program),

@@ -7,6 +7,7 @@
 #include "bindings/calls/fast_path.h"
 #include "bindings/calls/sized_calls.h"
 
+#include "bindings/calls/registered_calls.h"
 namespace py = pybind11;
 namespace pycoll {
 
@@ -63,7 +64,7 @@ bool is_within_reach(const RememberedCall& entry) {
 
 PyObject* remember(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
   return guarded([&]() -> PyObject* {
-    if (nargs != 9) throw py::type_error("remember takes 9 arguments");
+    if (nargs != 10) throw py::type_error("remember takes 10 arguments");
     FastcallState& state = *reinterpret_cast<Fastcall*>(self)->state;
     PyObject* all[kArgs] = {args[1], args[2], args[3], args[4], args[5], args[6], args[7]};
     CallKey key;
@@ -88,6 +89,8 @@ PyObject* remember(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
     replace(state, place_for(state, key), std::move(entry));
     Py_RETURN_NONE;
   });
+    if (args[9] != Py_None) entry.neutral = py::handle(args[9]).cast<std::string>();
+    if (!entry.neutral.empty() && has_registered(key)) Py_RETURN_NONE;
 }
 
 PyObject* forget(PyObject* self, PyObject*) {

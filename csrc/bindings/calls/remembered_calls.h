@@ -9,6 +9,7 @@
 #include <limits>
 #include <memory>
 #include <optional>
+#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -53,6 +54,7 @@ struct RunnableCall {
 struct RememberedCall : RunnableCall {
   CallKey key;
   std::optional<ArrayKey> fresh;  // the result to allocate
+  std::string neutral;            // an element, to fill a result with that no rank contributes to
   pybind11::object kept[8];       // references to what the keys point to
 
   bool serves(const CallKey& other) const {

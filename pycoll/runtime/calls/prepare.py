@@ -121,7 +121,8 @@ class Caller:
         prepared = self._bind(
             request, op, root, count * scale, source if has_in else None, target, source, result
         )
-        prepared.plain = prepared.plain and neutral is None
+        if neutral is not None:
+            prepared.fills(neutral.array, plain=source is narrow[0])
         if target is not None and target.dtype != narrow[1].dtype:
             prepared.plain, prepared.wide = False, (target.array, narrow[1])
         return prepared

@@ -63,6 +63,12 @@ class Prepared:
     scatters: tuple[RegisteredPart | Detour, ...] = ()
     # the result as the engine gives it, in float32, and where it belongs, rounded
     wide: tuple[np.ndarray, ArrayView] | None = None
+    neutral: bytes | None = None  # an element that fills a result to which no rank contributes
+
+    def fills(self, result: np.ndarray, plain: bool) -> None:
+        """Note what has filled a result to which no rank contributes, for calls like this one."""
+        self.neutral = result.reshape(-1)[:1].tobytes()
+        self.plain = self.plain and plain and result.size > 0
 
     def finished(self) -> Any:
         """Return the result of the call, which has succeeded; any thread may, again and again."""

@@ -212,7 +212,7 @@ class Session(QueuedCalls, TaggedMessages):
         result = self.start(prepared, limit, later)
         if prepared.plain and (not later or isinstance(result, Work)):
             fresh = prepared.result if out is None else None
-            like = kind, x, out, given_op, root, order, algorithm, fresh
+            like = kind, x, out, given_op, root, order, algorithm, fresh, prepared.neutral
             self.fast.remember(self.remembered(prepared), *like)
         return result
 

@@ -9,7 +9,8 @@ from pycoll.algorithms import names
 from pycoll.config import Config
 from pycoll.errors import ArgumentError, MismatchError, PeerRejected
 from pycoll.runtime.selection.rules import FEW_N
-from pycoll.testing import run_threads
+from pycoll.testing import run_processes, run_threads
+from without_python import without_python
 
 PREFIX = ["scan", "exscan"]
 
@@ -132,3 +133,26 @@ def test_over_many_ranks_types_still_have_to_agree():
         return True
 
     assert all(run_threads(FEW_N + 1, ranks, timeout=120))
+
+
+OF_EVERY_TYPE = [(op, t) for op in ("sum", "prod", "min", "max") for t in ("f4", "i8", "u1")]
+
+
+@pytest.mark.parametrize(("op", "dtype"), [*OF_EVERY_TYPE, ("sum", "c8"), ("and", "?")])
+def test_an_exscan_like_an_earlier_one_needs_no_python(op, dtype):
+
+    def ranks(comm):
+        x = np.arange(1, 6).astype(dtype) + comm.rank
+        out = np.empty_like(x)
+        calls = [
+            lambda: comm.exscan(x, op),
+            lambda: comm.exscan(x, op, out=out).copy(),
+            lambda: comm.exscan(x, op, async_op=True).wait(),
+        ]
+        first = [call() for call in calls]
+        out[:] = 3
+        with without_python(comm):
+            again = [call() for call in calls]
+        return np.array_equal(first, again) and (comm.rank > 0 or (again[0] == again[1]).all())
+
+    assert all(run_processes(3, ranks))
