@@ -13,7 +13,7 @@ namespace py = pybind11;
 namespace pycoll {
 namespace {
 
-constexpr size_t kMostKept = 16;
+constexpr size_t kMostKept = 64;
 
 constexpr int kOwn = kSizes + 1;  // where arguments begin that are not of the call
 

@@ -143,3 +143,21 @@ def test_outputs_that_do_not_fit_after_one_that_did():
 
     for n in (2, 3):
         assert run_processes(n, rank) == [True] * n
+
+
+def test_sixty_sizes_in_turn_are_remembered(monkeypatch):
+    def looks(*_):
+        raise AssertionError("the call was looked at again")
+
+    def rank(comm):
+        n = comm.world_size
+        sizes = [[i + r + n for r in range(n)] for i in range(20)]
+        for turn in range(2):
+            if turn == 1:
+                monkeypatch.setattr(v_variants, "_arrays", looks)
+            for rows in sizes:
+                for name in ("all_gather_v", "gather_v", "all_to_all_v"):
+                    assert not Blocks(comm).wrong(name, rows)
+        return True
+
+    assert all(run_processes(2, rank))

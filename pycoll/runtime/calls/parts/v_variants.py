@@ -43,7 +43,8 @@ from pycoll.runtime.calls.prepared import CallRequest, Prepared, table_spec
 from pycoll.runtime.sessions.session import Session
 from pycoll.types import Kind
 
-_KEPT_TABLES, _KEPT_BYTES = 8, 64 << 10  # bindings for each kind of call, and of a table
+_KEPT_TABLES, _KEPT_BYTES = 64, 64 << 10  # bindings for each kind of call, and of a table
+_KEPT_OF_MANY = 8  # of tables of more than 4 KiB
 
 
 def _asked(
@@ -116,9 +117,10 @@ def _bound(
         where = extents(np.broadcast_to(lengths, (n, n)))
         algorithm = algorithms.find(request.collective, name)
         found = session.bind(table_spec(request, algorithm, typed, where, agreed), where)
-        if len(tables) >= _KEPT_TABLES:
+        nbytes = n * n * lengths.itemsize
+        if len(tables) >= (_KEPT_TABLES if nbytes <= _KEPT_BYTES >> 4 else _KEPT_OF_MANY):
             tables.clear()
-        if n * n * lengths.itemsize <= _KEPT_BYTES:
+        if nbytes <= _KEPT_BYTES:
             tables[key] = found
     return found
 
