@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 
 #include <complex>
+#include <cstring>
 
 #include "bindings/bindings.h"
 #include "bindings/calls/dlpack.h"
@@ -94,6 +95,15 @@ bool is_true(PyObject* found) {
   if (found == nullptr) PyErr_Clear();  // other libraries have no such thing
   Py_XDECREF(found);
   return found == Py_True;
+}
+
+// Whether this is a NumPy array of a subclass that is nothing but its elements.
+bool is_subclass(PyObject* object) {
+  if (PyObject_TypeCheck(object, py::detail::npy_api::get().PyArray_Type_) == 0) return false;
+  PyObject* const type = reinterpret_cast<PyObject*>(Py_TYPE(object));
+  static PyObject* const masked = PyUnicode_InternFromString("_defaulthardmask");
+  static PyObject* const new_empty = PyUnicode_InternFromString("new_empty");
+  return PyObject_HasAttr(type, masked) == 0 && PyObject_HasAttr(type, new_empty) == 0;
 }
 
 // Whether the memory of a tensor is not what the tensor means, or may not be touched. What is
@@ -201,8 +211,14 @@ bool describe_array(const Heap* heap, PyObject* object, bool written, ArrayKey& 
                     ArrayMemory& memory) {
   if (object == Py_None) return true;
   const auto& api = py::detail::npy_api::get();  // no static: it imports, and may pass the GIL on
-  return Py_TYPE(object) == api.PyArray_Type_ ? describe_numpy(heap, object, written, key, memory)
-                                              : describe_tensor(heap, object, written, key, memory);
+  return Py_TYPE(object) == api.PyArray_Type_ || is_subclass(object)
+             ? describe_numpy(heap, object, written, key, memory)
+             : describe_tensor(heap, object, written, key, memory);
+}
+
+bool is_buffer(PyObject* x) {
+  return PyByteArray_CheckExact(x) || PyBytes_CheckExact(x) || PyMemoryView_Check(x) ||
+         std::strcmp(Py_TYPE(x)->tp_name, "array.array") == 0;
 }
 
 py::object packed(PyObject* array, const ArrayKey& key) {

@@ -56,6 +56,9 @@ std::optional<std::pair<uintptr_t, uint64_t>> stretch(const pybind11::handle& x,
 // Whether this is a bool, int, float or complex of Python's.
 bool is_python_number(PyObject* x);
 
+// Whether this is memory of Python's own that NumPy makes an array of without a copy.
+bool is_buffer(PyObject* x);
+
 // A new array of such a number, as pycoll/runtime/arrays/numbers.py makes it; null for one that
 // int64 cannot hold.
 pybind11::object array_of_python_number(PyObject* x);

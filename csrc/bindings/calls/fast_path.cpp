@@ -228,12 +228,15 @@ bool is_plain_list(PyObject* x) {
          });
 }
 
-// The array that stands for a number, of Python's or of NumPy's, or for a list of them; null for
-// anything else, and for what needs Python code.
+// The array that stands for a number, of Python's or of NumPy's, or for a list of them, or that
+// lies in memory of Python's; null for anything else, and for what needs Python code.
 py::object array_of_numbers(const FastcallState& state, PyObject* x) {
   if (is_python_number(x)) return array_of_python_number(x);
-  if (!is_plain_list(x) && !is_numpy_number(state, x)) return {};
-  return py::array::ensure(py::handle(x));
+  if (!is_buffer(x) && !is_plain_list(x) && !is_numpy_number(state, x)) return {};
+  if (!is_buffer(x)) return py::array::ensure(py::handle(x));
+  const auto view = py::reinterpret_steal<py::object>(PyMemoryView_FromObject(x));
+  if (!view) PyErr_Clear();  // it has been released
+  return view ? py::array::ensure(view) : py::object();
 }
 
 // The call like this one that is remembered, or null. What is there may be replaced as soon as
@@ -247,9 +250,6 @@ const RememberedCall* find_call(const FastcallState& state, const CallKey& key) 
   return nullptr;
 }
 
-// Runs a call on the engine, if its like is remembered, or by Python code with `slow_args`, where
-// a number is no array yet.
-PyObject* fast_or_slow(FastcallState& state, PyObject* const* args, const ArrayKey* like,
 // Fills a result that no rank contributes to: the engine has no part in it.
 void fill(const std::string& element, ArrayMemory& out) {
   const uint64_t size = element.size();
@@ -260,6 +260,9 @@ void fill(const std::string& element, ArrayMemory& out) {
   out.data = nullptr;
 }
 
+// Runs a call on the engine, if its like is remembered, or by Python code with `slow_args`, where
+// a number is no array yet.
+PyObject* fast_or_slow(FastcallState& state, PyObject* const* args, const ArrayKey* like,
                        PyObject* const* slow_args) {
   CallKey key;
   CallArrays arrays;
@@ -271,14 +274,15 @@ void fill(const std::string& element, ArrayMemory& out) {
   // signal handler, may use or close this communicator. So nothing is looked at before that.
   const uint32_t site = plain ? call_site(state) : 0;
   if (plain && make_key(state, args, key, arrays) && (like == nullptr || like->is_like(key.x))) {
-    const RememberedCall* const entry = find_call(state, key);
+    const RememberedCall* entry = find_call(state, key);
+    if (entry == nullptr && unify_dtypes(state, key)) entry = find_call(state, key);
     if (entry != nullptr && (state.two == nullptr || state.two->idle()) &&
         complete(state, args, key, entry->fresh, arrays) && entry->serves(key)) {
+      if (!entry->neutral.empty()) fill(entry->neutral, arrays.out);
       if (!has_registered(key)) [[likely]]
         return now ? run(state, *entry, arrays, site, *limit_s)
                    : submit(state, *entry, arrays, site, *limit_s);
       PyObject* const result =
-      if (!entry->neutral.empty()) fill(entry->neutral, arrays.out);
           now ? run_registered(state, *entry, arrays, site, *limit_s) : nullptr;
       if (result != nullptr || PyErr_Occurred() != nullptr) return result;
     }
@@ -303,6 +307,15 @@ void fill(const std::string& element, ArrayMemory& out) {
 
 PyObject* call_fast_or_slow(PyObject* fastcall, PyObject* const* args, const ArrayKey* like) {
   FastcallState& state = state_of(fastcall);
+  std::array<PyObject*, kArgs> with_root;
+  py::object root;
+  if (!PyLong_CheckExact(args[kRoot]) && is_numpy_number(state, args[kRoot])) [[unlikely]] {
+    root = py::reinterpret_steal<py::object>(PyNumber_Index(args[kRoot]));
+    if (!root) PyErr_Clear();  // it is no integer, of which Python code tells
+    std::copy(args, args + kArgs, with_root.begin());
+    if (root) with_root[kRoot] = root.ptr();
+    args = with_root.data();
+  }
   PyObject* const x = args[kX];
   const bool fresh = args[kOut] == Py_None && like == nullptr && args[kAsync] == Py_False;
   if (fresh && x != Py_None && Py_TYPE(x) != py::detail::npy_api::get().PyArray_Type_) {

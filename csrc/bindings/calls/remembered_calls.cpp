@@ -1,13 +1,15 @@
 #include "bindings/calls/remembered_calls.h"
 
+#include <pybind11/numpy.h>
+
 #include <algorithm>
 #include <utility>
 
 #include "bindings/bindings.h"
 #include "bindings/calls/fast_path.h"
+#include "bindings/calls/registered_calls.h"
 #include "bindings/calls/sized_calls.h"
 
-#include "bindings/calls/registered_calls.h"
 namespace py = pybind11;
 namespace pycoll {
 
@@ -34,6 +36,21 @@ RememberedCall& place_for(FastcallState& state, const CallKey& key) {
     return old.call == nullptr && old.staged == nullptr;
   });
   return unused != ways.end() ? *unused : ways[next++ % kWays];
+}
+
+constexpr Py_ssize_t kMostDtypes = 256;
+
+// Dates and records may be equal and yet differ in name, for which ranks would be told apart.
+bool may_unify(PyObject* type) {
+  if (!py::isinstance<py::dtype>(type)) return false;
+  const char kind = py::reinterpret_borrow<py::dtype>(type).kind();
+  return kind != 'm' && kind != 'M' && kind != 'V';
+}
+
+void note_dtype(FastcallState& state, PyObject* type) {
+  if (type == nullptr || !may_unify(type)) return;
+  if (PyDict_Size(state.dtypes.ptr()) >= kMostDtypes) state.dtypes.clear();
+  if (PyDict_SetDefault(state.dtypes.ptr(), type, type) == nullptr) throw py::error_already_set();
 }
 
 void forget_calls(FastcallState& state) {
@@ -71,6 +88,10 @@ PyObject* remember(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
     CallArrays arrays;
     if (!make_key(state, all, key, arrays)) Py_RETURN_NONE;
     RememberedCall entry;
+    if (args[9] != Py_None) entry.neutral = py::handle(args[9]).cast<std::string>();
+    if (!entry.neutral.empty() && has_registered(key)) Py_RETURN_NONE;
+    for (PyObject* dtype : {key.x.type, key.out.type}) note_dtype(state, dtype);
+    unify_dtypes(state, key);
     entry.key = key;
     static_cast<RunnableCall&>(entry) = runnable(state, args[0]);
     for (size_t i = 0; i < key.objects.size(); ++i) {
@@ -89,8 +110,6 @@ PyObject* remember(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
     replace(state, place_for(state, key), std::move(entry));
     Py_RETURN_NONE;
   });
-    if (args[9] != Py_None) entry.neutral = py::handle(args[9]).cast<std::string>();
-    if (!entry.neutral.empty() && has_registered(key)) Py_RETURN_NONE;
 }
 
 PyObject* forget(PyObject* self, PyObject*) {
@@ -166,6 +185,19 @@ void destroy_fastcall(PyObject* self) {
 }
 
 }  // namespace
+
+bool unify_dtypes(const FastcallState& state, CallKey& key) {
+  bool any = false;
+  for (ArrayKey* array : {&key.x, &key.out}) {
+    if (array->type == nullptr || array->element != 0 || !may_unify(array->type)) continue;
+    PyObject* const known = PyDict_GetItemWithError(state.dtypes.ptr(), array->type);
+    if (known == nullptr && PyErr_Occurred() != nullptr) throw py::error_already_set();
+    if (known == nullptr || known == array->type) continue;
+    array->type = known;
+    any = true;
+  }
+  return any;
+}
 
 FastcallState& state_of(PyObject* fastcall) {
   if (Py_TYPE(fastcall)->tp_dealloc != destroy_fastcall) throw py::type_error("not a Fastcall");

@@ -91,6 +91,7 @@ struct FastcallState {
   std::array<std::unique_ptr<CallSet>, kSets> sets;  // those that have been needed
   std::vector<std::shared_ptr<const SizedCall>> sized;
   SaidSizes said;
+  pybind11::dict dtypes;  // of remembered calls: one of those that are equal
   KnownPlaces sites;
   uint32_t running = 0;                           // calls of all threads that hold no references
   std::vector<std::shared_ptr<const void>> gone;  // what they may use, and is no longer here
@@ -128,6 +129,10 @@ size_t set_of(const CallKey& key);
 
 // Describes a call; false if only Python code can serve it.
 bool make_key(const FastcallState& state, PyObject* const* args, CallKey& key, CallArrays& arrays);
+
+// Puts the dtypes that are remembered in the place of others that are equal, as those are that came
+// out of a pickle. Returns whether there were any.
+bool unify_dtypes(const FastcallState& state, CallKey& key);
 
 // Throws TypeError if it is none.
 FastcallState& state_of(PyObject* fastcall);

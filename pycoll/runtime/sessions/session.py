@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import functools
 import weakref
+from array import array
 from collections import deque
 from collections.abc import Callable, MutableMapping
 from typing import Any, TypeVar
@@ -36,6 +37,7 @@ from pycoll.schedule.ir import Algorithm
 from pycoll.types import Kind
 
 _T = TypeVar("_T")
+_BUFFERS = bytes, bytearray, memoryview, array  # `_C` makes arrays of them
 
 
 def _no_devices(session: Session) -> Any:
@@ -212,14 +214,15 @@ class Session(QueuedCalls, TaggedMessages):
         result = self.start(prepared, limit, later)
         if prepared.plain and (not later or isinstance(result, Work)):
             fresh = prepared.result if out is None else None
-            like = kind, x, out, given_op, root, order, algorithm, fresh, prepared.neutral
+            seen = np.asarray(memoryview(x)) if out is None and isinstance(x, _BUFFERS) else x
+            like = kind, seen, out, given_op, root, order, algorithm, fresh, prepared.neutral
             self.fast.remember(self.remembered(prepared), *like)
         return result
 
     def _on_numbers(self, kind: Kind, x: Any, out: Any, *options: Any) -> Any:
         """Run a call on numbers, which become an array; a single one gives a single one."""
-        array = self.refusing(lambda: as_array(x, filled=kind == Kind.BROADCAST))
-        result = self.call(kind, array, array if out is x else out, *options)
+        given = self.refusing(lambda: as_array(x, filled=kind == Kind.BROADCAST))
+        result = self.call(kind, given, given if out is x else out, *options)
         single = isinstance(result, np.ndarray) and result.ndim == 0 and result is not out
         return result[()] if single else result
 
