@@ -122,3 +122,22 @@ def test_a_root_of_numpy_that_is_no_rank(run, root):
         return True
 
     assert all(run(2, rank))
+
+
+def test_a_hundred_lines_of_one_function(run):
+    """Hardly any of them is asked for again: they do not take each other's room."""
+    lines = "\n".join("    comm.all_reduce(x, out=out)" for _ in range(100))
+
+    def rank(comm):
+        names, asked = {}, []
+        exec(f"def calls(comm, x, out):\n{lines}", names)
+        x, out = np.ones(3), np.empty(3)
+        for _ in range(2):
+            names["calls"](comm, x, out)
+        session, site = comm._session, comm._session.site
+        session.site = lambda: asked.append(1) or site()
+        names["calls"](comm, x, out)
+        del session.site
+        return len(asked)
+
+    assert max(run(2, rank)) < 40
