@@ -21,9 +21,8 @@ _DATA, _PICKLE = b"m", b"p"  # the first byte
 _MOST_KEPT = 64 << 10  # bytes that a packer has packed that is used again
 _TUPLE, _SET, _FROZENSET, _COMPLEX, _INT, _ARRAY, _SCALAR, _PLAIN_ARRAY, _PLAIN_SCALAR = range(9)
 _PLAIN_KINDS = "?biufcmMSU"  # of elements that the name of their type tells all of
-_PLAIN_HEAD = struct.Struct(
-    "<BBB"
-)  # before plain arrays: bytes of the name, dimensions, by columns
+# Before plain arrays: bytes of the name, dimensions, and whether it lies by columns.
+_PLAIN_HEAD = struct.Struct("<BBB")
 _GROUPS = {tuple: _TUPLE, set: _SET, frozenset: _FROZENSET}
 _MAKE = {_TUPLE: tuple, _SET: set, _FROZENSET: frozenset}
 
