@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,9 +27,15 @@ from pycoll.torch.modules.module_parameters import (
     layer_specs,
     trainable,
 )
-from pycoll.torch.modules.zero_buckets import ZeroBucket, make_bucket, sharded_names
-
-Group = Mapping[str, Any]
+from pycoll.torch.modules.zero_buckets import (
+    Group,
+    ZeroBucket,
+    copy_settings,
+    hyperparameters,
+    make_bucket,
+    part_frozen,
+    sharded_names,
+)
 
 
 def _unscale(
@@ -134,6 +141,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
         self._channel = Channel(comm.dup(), "dp", self.ledger)
         self._buckets: list[ZeroBucket] = []
         self.inner: Any = kind(self._make_blocks(model, module, bucket_bytes), **settings)
+        self._frozen_states = part_frozen(self.inner, frozen.values())
+        self._like_inner = partial(kind, **settings)
         parts = [part for bucket in self._buckets for part in bucket.parts]
         self._views = Views("optimizer", module, frozen, parts)
         self.defaults: Any = self.inner.defaults
@@ -152,9 +161,9 @@ class ZeroOptimizer(torch.optim.Optimizer):
             parts = [[x for x in unit if params[x.name] in own] for unit in owned]
             layouts = make_layouts(parts, n, bucket_elements(1, bucket_bytes, dtype.itemsize))
             buckets = [make_bucket(layout, params, dtype, self._channel) for layout in layouts]
-            groups.append(
-                {**hyperparameters(group), "params": [bucket.shard for bucket in buckets]}
-            )
+            blocks = [bucket.shard for bucket in buckets]
+            frozen = [p for p in group["params"] if not p.requires_grad]  # see `part_frozen`
+            groups.append({**hyperparameters(group), "params": blocks + frozen})
             self._buckets += buckets
         return groups
 
@@ -270,7 +279,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
             What `kind` gives that optimizes the same parameters alone, in its order; any optimizer
             of that class loads it, and so does a `ZeroOptimizer` of any number of ranks.
         """
-        states: dict[torch.Tensor, Any] = {}
+        states: dict[torch.Tensor, Any] = dict(self._frozen_states)
         for bucket in self._buckets:
             parts = bucket.gather(self.inner.state.get(bucket.shard, {}), self._channel)
             states.update(zip(bucket.params, parts, strict=True))
@@ -295,7 +304,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
         loaded = self.state
         self.state: defaultdict[Any, Any] = defaultdict(dict)
         pairs = [(p, loaded.get(p, {})) for bucket in self._buckets for p in bucket.params]
-        sharded, channel = sharded_names(pairs), self._channel
+        hyper, channel = hyperparameters(self.param_groups[0]), self._channel
+        sharded = sharded_names(pairs, lambda p: self._like_inner([{**hyper, "params": [p]}]))
         try:
             blocks = {
                 bucket.shard: bucket.shard_states(
@@ -307,6 +317,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
             self.param_groups = before
             raise
         self.inner.state = defaultdict(dict, {p: state for p, state in blocks.items() if state})
+        self._frozen_states = {p: loaded[p] for p in self._views.frozen.values() if p in loaded}
         copy_settings(self, self.inner)
 
     def close(self) -> None:
@@ -340,17 +351,6 @@ def _numbers(value: Any) -> Any:
     if type(value) in (tuple, list):
         return type(value)(map(_numbers, value))
     return value
-
-
-def hyperparameters(group: Group) -> dict[str, Any]:
-    """Return the settings of a group."""
-    return {k: v for k, v in group.items() if k not in ("params", "param_names")}
-
-
-def copy_settings(source: torch.optim.Optimizer, target: torch.optim.Optimizer) -> None:
-    """Copy the settings of one optimizer's groups to those of another."""
-    for ours, theirs in zip(source.param_groups, target.param_groups, strict=True):
-        theirs.update(hyperparameters(ours))
 
 
 def check_groups(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,8 @@ from pycoll.torch.modules.module_parameters import Part, part_of
 
 State = dict[str, Any]
 """What an optimizer keeps of one parameter: ``{"step": tensor(3.), "exp_avg": ...}``."""
+
+Group = Mapping[str, Any]
 
 
 @dataclass
@@ -117,18 +119,52 @@ def make_bucket(
     return bucket
 
 
-def sharded_names(states: Iterable[tuple[torch.Tensor, State]]) -> set[str]:
+def sharded_names(
+    states: Iterable[tuple[torch.Tensor, State]],
+    make: Callable[[torch.Tensor], torch.optim.Optimizer],
+) -> set[str]:
     """Return which of the states of parameters have a value for each element, unlike counters.
 
-    If all parameters are scalars, these have no axis either; then only "step" is a counter.
+    If all parameters are scalars, these have no axis either. What an optimizer of the same kind,
+    which `make` makes, keeps of two elements tells then.
     """
-    pairs = [(p, key, x) for p, state in states for key, x in state.items()]
-    scalars = all(p.ndim == 0 for p, _, _ in pairs)
+    pairs = list(states)
+    if pairs and all(p.ndim == 0 for p, _ in pairs):
+        two = torch.nn.Parameter(torch.zeros(2, dtype=pairs[0][0].dtype))
+        two.grad = torch.zeros_like(two)
+        (optimizer := make(two)).step()
+        pairs = [(two, optimizer.state[two])]
     return {
         key
-        for _, key, x in pairs
-        if isinstance(x, torch.Tensor) and (x.ndim or (scalars and key != "step"))
+        for _, state in pairs
+        for key, x in state.items()
+        if isinstance(x, torch.Tensor) and x.ndim
     }
+
+
+def part_frozen(
+    optimizer: torch.optim.Optimizer, frozen: Iterable[torch.Tensor]
+) -> dict[torch.Tensor, State]:
+    """Take frozen parameters out of an optimizer; return the states that it has made of them.
+
+    Some optimizers, such as Adagrad, make states of all parameters at once. A frozen one may still
+    have a gradient from before, so it must not be stepped.
+    """
+    gone = set(frozen)
+    for group in optimizer.param_groups:
+        group["params"] = [p for p in group["params"] if p not in gone]
+    return {p: optimizer.state.pop(p) for p in gone if p in optimizer.state}
+
+
+def hyperparameters(group: Group) -> dict[str, Any]:
+    """Return the settings of a group."""
+    return {k: v for k, v in group.items() if k not in ("params", "param_names")}
+
+
+def copy_settings(source: torch.optim.Optimizer, target: torch.optim.Optimizer) -> None:
+    """Copy the settings of one optimizer's groups to those of another."""
+    for ours, theirs in zip(source.param_groups, target.param_groups, strict=True):
+        theirs.update(hyperparameters(ours))
 
 
 def _bytes(x: torch.Tensor) -> np.ndarray:

@@ -10,12 +10,14 @@ torch = pytest.importorskip("torch", reason="the adapter is for PyTorch")
 
 from pycoll.errors import ArgumentError  # noqa: E402
 from pycoll.testing import run_threads  # noqa: E402
+from pycoll.torch.zero_optimizer import ZeroOptimizer  # noqa: E402
 from zero_cases import (  # noqa: E402
     SETTINGS,
     STEPS,
     N,
     check,
     divided,
+    loss,
     make,
     one_group,
     train,
@@ -127,3 +129,74 @@ def test_checkpoints_that_do_not_fit():
         return optimizer.state_dict()["state"][6]["exp_avg"].tolist()
 
     assert run_threads(N, rank) == [[0.0] * 5] * N
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adagrad, torch.optim.AdamW])
+def test_states_of_frozen_parameters(kind):
+    """Adagrad has states of them from the start; a gradient from before does not step them."""
+
+    def frozen():
+        net = make()
+        loss(net, 0, 0).backward()
+        net[0].requires_grad_(False)
+        return net
+
+    net = frozen()
+    net.zero_grad()
+    plain = kind(one_group(net), **SETTINGS)
+    train(net, plain, 0, 3, range(N))
+    expected = plain.state_dict()
+
+    def rank(comm):
+        net = frozen()
+        before = net[0].weight.detach().clone()
+        optimizer = divided(net, comm, one_group, kind)
+        train(net, optimizer, 0, 3, [comm.rank])
+        saved = optimizer.state_dict()
+        assert torch.equal(net[0].weight, before)
+        assert saved["param_groups"] == optimizer.state_dict()["param_groups"]
+        again = copy.deepcopy(expected)
+        for value in again["state"].get(1, {}).values():
+            value += 1
+        optimizer.load_state_dict(again)
+        check_same(optimizer.state_dict(), again)
+        return saved
+
+    for saved in run_threads(N, rank):
+        assert saved["param_groups"] == expected["param_groups"]
+        assert saved["state"].keys() == expected["state"].keys()
+        for i, state in expected["state"].items():
+            for key, value in state.items():
+                torch.testing.assert_close(saved["state"][i][key], value, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.NAdam, torch.optim.ASGD, torch.optim.Adagrad])
+def test_scalars_only(kind):
+    """What counts steps is told from what belongs to an element, which has no axis either."""
+
+    class Line(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = (torch.nn.Parameter(torch.tensor(x).double()) for x in (1.5, 0.5))
+
+    def steps(net, optimizer):
+        for x in (1.0, 2.0, 3.0):
+            optimizer.zero_grad()
+            ((net.a * x + net.b) ** 2).backward()
+            optimizer.step()
+        return values(net)
+
+    def rank(comm):
+        net = Line()
+        optimizer = ZeroOptimizer(kind, net, comm, lr=0.1)
+        steps(net, optimizer)
+        weights, saved = copy.deepcopy(net.state_dict()), optimizer.state_dict()
+        expected = steps(net, optimizer)
+        other = Line()
+        other.load_state_dict(weights)
+        loaded = ZeroOptimizer(kind, other, comm, lr=0.1)
+        loaded.load_state_dict(saved)
+        for found, right in zip(steps(other, loaded), expected, strict=True):
+            np.testing.assert_allclose(found, right, rtol=1e-6)  # of another type once loaded
+
+    run_threads(N, rank)
