@@ -115,7 +115,8 @@ class _ModuleLayer:
     """A module as a layer; see `pycoll.parallel.nn.layer.Layer`."""
 
     def __init__(self, name: str, module: torch.nn.Module, owners: dict[str, str]) -> None:
-        self._module, self._specs = module, dict[str, ParameterSpec]()
+        self._name, self._module = name, module
+        self._specs = dict[str, ParameterSpec]()
         for local, p in _own(module).items():
             owner, value = owners[local], p.detach().numpy()
             tied_to = None if owner == f"{name}.{local}" else owner
@@ -133,6 +134,10 @@ class _ModuleLayer:
             x.requires_grad_()
         with torch.enable_grad():
             y = torch.func.functional_call(self._module, leaves, (x,))
+        if not isinstance(y, torch.Tensor):
+            raise ArgumentError(
+                f"child {self._name} returned a {type(y).__name__}; children pass one tensor on"
+            )
         return y.detach(), {"y": y, "x": x, "leaves": leaves}
 
     def backward_input(self, params: Params, saved: Any, dy: Any) -> Any:

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 
 from pycoll.errors import ArgumentError  # noqa: E402
 from pycoll.parallel import SGD, Mesh  # noqa: E402
-from pycoll.testing import run_threads  # noqa: E402
+from pycoll.testing import RankFailed, run_threads  # noqa: E402
 from pycoll.torch.pipeline import Pipeline  # noqa: E402
 
 M, STEPS, RATE = 4, 3, 0.1
@@ -113,3 +113,15 @@ def test_what_is_refused():
             Pipeline(chain, loss, mesh, offload="all")
 
     run_threads(1, rank)
+
+    class Two(torch.nn.Linear):
+        def forward(self, x):
+            return super().forward(x), x
+
+    def step(comm):
+        chain = torch.nn.Sequential(torch.nn.Linear(8, 8), Two(8, 5))
+        with Mesh(comm, pp=1) as mesh, Pipeline(chain, loss, mesh, micro_batches=M) as engine:
+            engine.step(batch(0))
+
+    with pytest.raises(RankFailed, match="child 1 returned a tuple; children pass one tensor on"):
+        run_threads(1, step)

@@ -80,7 +80,7 @@ class Transfers:
 
         `place` gives what it was, for errors.
         """
-        x = np.ascontiguousarray(x)
+        x = _one_array(x)
         self._ledger.wire[purpose, self._group] += x.nbytes
         if self.full:
             self.finish(MOST_SENDS - 1)
@@ -179,11 +179,21 @@ class Transfers:
         own = self._comm.rank == source
         head = np.empty(_HEAD, _HEAD_TYPE)
         if own:
-            x = np.asarray(x)
+            x = _one_array(x)
             head = _head(_Form(x.dtype, x.shape))
         form = _form(self._comm.broadcast(head, source))
-        array = np.ascontiguousarray(x) if own else np.empty(form.shape, form.dtype)
+        array = x if own else np.empty(form.shape, form.dtype)
         return self._comm.broadcast(array, source) if array.size else array
+
+
+def _one_array(x: Any) -> np.ndarray:
+    """Return a contiguous array of the same shape; refuse several, which NumPy would stack."""
+    if isinstance(x, (tuple, list)):
+        raise ArgumentError(
+            f"a {type(x).__name__} cannot go from stage to stage; expected one array. With cut= "
+            "layers that pass several on can be in one chunk"
+        )
+    return np.asarray(x, order="C")
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from pycoll.errors import CollError, CommClosed
+from pycoll.errors import ArgumentError, CollError, CommClosed
 from pycoll.parallel import Ledger, Mesh, Pipeline
 from pycoll.parallel.channels import Channel
 from pycoll.parallel.nn import CrossEntropy, Linear, ReLU, Sequential
@@ -41,6 +41,24 @@ def test_a_guess_of_the_form_may_be_wrong(early, kind, change):
             found, number = transfers.receive(0, i, kind=kind)
             assert (number, found.dtype, found.shape) == (i // change, x.dtype, x.shape)
             np.testing.assert_array_equal(found, x)
+
+    run_threads(2, rank)
+
+
+def test_what_is_no_array_is_refused():
+    """NumPy would stack a tuple of arrays, and give one without axes an axis."""
+
+    def rank(comm):
+        transfers = Transfers(Channel(comm, "pp", Ledger()), Ledger())
+        x = np.ones((2, 3), "f4")
+        for several in ((x, x), [x]):
+            with pytest.raises(ArgumentError, match=r"a (tuple|list) cannot go from"):
+                transfers.post(several, 1 - comm.rank, 0)
+        if comm.rank == 0:
+            transfers.send(np.float32(7), 1, 0)
+        else:
+            assert transfers.receive(0, 0)[0].shape == ()
+        assert transfers.share(np.float32(7), 0).shape == ()
 
     run_threads(2, rank)
 
