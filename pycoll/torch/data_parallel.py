@@ -125,6 +125,10 @@ class DataParallel(data_parallel.DataParallel):
             raise ArgumentError(f"{otherwise}: {reported}")
         self._passes.prepare()
 
+    def _check_loss(self, loss: Any) -> None:
+        if not callable(loss[1]):
+            raise ArgumentError(f"loss={loss[1]!r}; expected a function of output and targets")
+
     def _make_passes(self, model: Any, loss: Any, units: Sequence[Unit]) -> Any:
         return _AutogradPasses(*loss, self.buckets)
 

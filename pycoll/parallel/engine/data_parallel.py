@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from pycoll.errors import ArgumentError
+from pycoll.errors import ArgumentError, CollError
 from pycoll.parallel.channels import Groups, Ledger
 from pycoll.parallel.compare import gather_problems
 from pycoll.parallel.engine.agreement import (
@@ -94,6 +94,7 @@ class DataParallel:
             MismatchError: If ranks have different models, settings or values.
         """
         options = changed(options, changes)
+        self._check_loss(loss)
         self.options: Options = options
         self.mesh = mesh
         self.ledger: Ledger = Ledger()
@@ -109,8 +110,9 @@ class DataParallel:
         self.groups: Groups = Groups(mesh, self.ledger, options.device, self.AXES)
         try:
             self._prepare(model, loss, units, owned)
-        except BaseException:
-            self.groups.close()  # mostly every rank has the same error, and some still hear of it
+        except BaseException as error:
+            # Mostly every rank has the same error of pycoll, and some still hear of it.
+            self.groups.close(None if isinstance(error, CollError) else error)
             raise
 
     def _prepare(self, model: Model, loss: Loss, units: list[Unit], owned: Any) -> None:
@@ -159,9 +161,11 @@ class DataParallel:
         layouts = self.options.layouts(owned, self.groups.shards.world_size)
         return [Bucket(layout, settings, self.near) for layout in layouts]
 
-    def _make_passes(self, model: Model, loss: Loss, units: Sequence[Unit]) -> Any:
+    def _check_loss(self, loss: Loss) -> None:
         if isinstance(loss, type) or not isinstance(loss, Loss):
             raise ArgumentError(f"loss={loss!r}; expected a loss, such as CrossEntropy()")
+
+    def _make_passes(self, model: Model, loss: Loss, units: Sequence[Unit]) -> Any:
         return Passes(units, self.buckets, loss, self.options, self.ledger, self.kept)
 
     def step(self, micro_batches: Samples, lr: float | None = None) -> StepReport:

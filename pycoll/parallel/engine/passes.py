@@ -323,6 +323,10 @@ class Passes:
             gradients = layer.backward_weight(params, kept, dy, out=out)
         else:
             gradients = layer.backward_weight(params, kept, dy)
+        if gradients is None and unit.names:  # a forgotten return, and it would never learn
+            raise ArgumentError(
+                f"layer {unit.name} gave None as its gradients; expected a dict, by name"
+            )
         if not gradients:
             return {}, set()
         if unknown := sorted(set(gradients) - set(unit.names)):

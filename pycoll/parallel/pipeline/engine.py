@@ -171,7 +171,6 @@ class Pipeline(DataParallel):
         return [*plain, *single.values()]
 
     def _make_passes(self, model: Model, loss: Loss, units: Sequence[Unit]) -> dict[int, Passes]:
-        super()._make_passes(model, loss, [])  # checks the loss
         return {
             chunk: Passes(units[part], buckets, loss, self.options, self.ledger, self.kept)
             for chunk, (part, buckets) in self._parts.items()

@@ -172,11 +172,17 @@ class Stranger(Odd):
     given = ("wait", 0)
 
 
+class Forgetful(Linear):
+    def backward_weight(self, params, saved, dy):
+        super().backward_weight(params, saved, dy)  # and no return
+
+
 @pytest.mark.parametrize(
     ("kind", "text"),
     [
         (Odd, "the gradient of a.weight has shape (7, 8), the parameter has (7, 5)"),
         (Stranger, "layer a gave gradients of wait, which are not among its parameters: weight"),
+        (Forgetful, "layer a gave None as its gradients; expected a dict, by name"),
     ],
 )
 def test_gradients_that_fit_no_parameter(kind, text):
@@ -240,6 +246,34 @@ def test_what_cannot_be_trained_is_refused(model, options, text):
 def test_what_is_no_loss_is_refused(loss):
     told = refused(1, lambda comm: DataParallel(mlp(), loss, Mesh(comm, dp=-1)))[0]
     assert f"loss={loss!r}; expected a loss, such as CrossEntropy()" in told
+
+
+class Unreadable(Linear):
+    def parameters(self):
+        missing = ParameterSpec(self.shape, init=lambda shape: np.load("/no/such/file"))
+        return super().parameters() | {"weight": missing}
+
+
+@pytest.mark.parametrize(
+    ("layer", "loss", "text"),
+    [
+        (Linear, CrossEntropy, "left: ArgumentError: loss=<class"),
+        (Unreadable, CrossEntropy(), "left: FileNotFoundError: .*/no/such/file"),
+    ],
+)
+def test_others_hear_why_one_rank_makes_no_engine(layer, loss, text):
+    def rank(comm):
+        kind = layer if comm.rank == 1 else Linear
+        model = Sequential([("a", kind(2, 2, 0))])
+        mesh = Mesh(comm, dp=-1)
+        if comm.rank == 1:
+            with pytest.raises((ArgumentError, FileNotFoundError)), mesh, comm:
+                DataParallel(model, loss, mesh)
+        else:
+            with pytest.raises(PeerLeft, match=text):
+                DataParallel(model, CrossEntropy(), mesh)
+
+    run_threads(2, rank)
 
 
 def test_a_communicator_is_no_mesh():
