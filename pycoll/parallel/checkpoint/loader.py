@@ -66,7 +66,7 @@ def load(
 
     Raises:
         ArgumentError: On every rank, if there is no undamaged checkpoint, or it does not fit.
-        MismatchError: On every rank, if they read different ones.
+        MismatchError: On every rank, if they read different ones, or differ in `states`.
     """
     folder = checked(path, engine, "load")
     world, damage = engine.groups.world, ""
@@ -151,7 +151,8 @@ def _take(reader: Reader, engine: DataParallel, states: bool) -> None:
             if damages := gather_problems(damage, groups.world):
                 raise Damaged(damages)
             raise ArgumentError(f"{reader.path} was not loaded: {problems}. Nothing was changed")
-        check_same([manifest.to_json()], "checkpoints, so none was loaded", groups.world)
+        facts = [f"{states=}", manifest.to_json()]
+        check_same(facts, "checkpoints or states=, so none was loaded", groups.world)
     except Exception:
         engine.hook.load(before)
         raise

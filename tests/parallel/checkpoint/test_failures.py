@@ -141,6 +141,22 @@ def test_another_model_or_optimizer(tmp_path, other, told):
     run_threads(2, rank)
 
 
+def test_ranks_that_differ_in_what_they_load(tmp_path):
+    """One would go on with the states that it had, of which each has a shard."""
+
+    def rank(comm):
+        with small(comm, zero=1) as engine:
+            engine.step([batches(2)[comm.rank]])
+            save(tmp_path, engine)
+            engine.step([batches(2)[comm.rank]])
+            before = digest(engine)
+            with pytest.raises(MismatchError, match="rank 0: states=False; rank 1: states=True"):
+                load(tmp_path, engine, states=comm.rank == 1)
+            assert digest(engine) == before
+
+    run_threads(2, rank)
+
+
 def test_parameters_only(tmp_path):
     def rank(comm):
         with small(comm) as engine:
