@@ -124,11 +124,9 @@ class ZeroOptimizer(torch.optim.Optimizer):
             settings: Further arguments of `kind`.
 
         Raises:
-            ArgumentError: For parameters of several types or on other devices, groups that have
-                not all of them, or others, and parameters that are split over tensor-parallel
-                ranks.
-            MismatchError: On every rank, if they have other parameters, groups or settings;
-                nothing has been moved.
+            ArgumentError: For parameters of several types, on other devices or split over
+                tensor-parallel ranks, and groups that have not all of them, or others.
+            MismatchError: On every rank, if parameters, groups or settings differ; none moved.
         """
         if clip_norm is not None:
             check_number("clip_norm", clip_norm, "(0, inf]")
