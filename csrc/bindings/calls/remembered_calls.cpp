@@ -75,8 +75,7 @@ void let_go(FastcallState& state, std::shared_ptr<E>& engine) {
 bool is_within_reach(const RememberedCall& entry) {
   if (entry.call == nullptr || !entry.call->plan->direct || entry.call->across) return true;
   const Place out = entry.fresh ? entry.fresh->place : entry.key.out.place;
-  return entry.key.x.place != Place::kPrivate &&
-         (entry.call->input_only || out != Place::kPrivate);
+  return entry.key.x.place != Place::kPrivate && (entry.call->input_only || out != Place::kPrivate);
 }
 
 PyObject* remember(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
