@@ -42,6 +42,7 @@ uint32_t TwoLevelEngine::site(std::string_view text) {
 void TwoLevelEngine::run(const StagedCall& call, const void* in, void* out, uint32_t site,
                          double timeout_s) {
   if (!flat_->at_home()) flat_->check_usable();
+  flat_->check_mpi();
   const Use use(user_, flat_->link().rank());
   const BoundCall* first = first_call(call);
   const uint64_t descriptor = first == nullptr ? 0 : first->descriptor;

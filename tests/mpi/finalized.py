@@ -1,7 +1,7 @@
-"""``python finalized.py FOLDER LEVEL`` on every rank: MPI ends before communicators are closed.
+"""``python finalized.py FOLDER LEVEL [HOSTS]``: MPI ends before communicators are closed.
 
-LEVEL is the thread level that MPI is asked for. What calls said after that is written to
-FOLDER/RANK.json.
+LEVEL is the thread level that MPI is asked for; HOSTS has the number of each rank's host, if they
+are on several. What calls said after that is written to FOLDER/RANK.json.
 """
 
 import json
@@ -16,10 +16,14 @@ mpi4py.rc.thread_level = sys.argv[2]
 from mpi4py import MPI  # noqa: E402
 
 import pycoll  # noqa: E402
+from pycoll.testing import on_hosts  # noqa: E402
 
-comm = pycoll.init(transport="mpi", timeout=20)
+if sys.argv[3:]:
+    comm = on_hosts(json.loads(sys.argv[3]), MPI.COMM_WORLD.Dup(), timeout_s=20)
+else:
+    comm = pycoll.init(transport="mpi", timeout=20)
 idle = comm.dup()
-rank, there = comm.rank, comm.rank ^ 1
+rank, there = comm.rank, comm.rank ^ comm.world_size // 2
 x = np.ones(10)
 comm.all_reduce(x)
 pending = []

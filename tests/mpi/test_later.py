@@ -85,6 +85,17 @@ def test_a_communicator_that_outlives_mpi(mpi, tmp_path, level):
         assert [why in text for text in texts] == [True] * count, texts
 
 
+def test_a_communicator_of_several_hosts_that_outlives_mpi(mpi, tmp_path):
+    """No rank looks for messages while it waits inside its host, either."""
+    arguments = [str(tmp_path), "multiple", "[0, 0, 1, 1]"]
+    process = mpirun.launch(4, mpirun.PROGRAMS.with_name("finalized.py"), arguments)
+    output = mpirun.finish(process, 60)
+    assert process.returncode == 0, output
+    for rank, texts in enumerate(mpirun.results(4, tmp_path)):
+        why = f"rank {rank} called MPI.Finalize() before this communicator was closed"
+        assert [why in text for text in texts] == [True] * 6, texts
+
+
 @pytest.mark.parametrize("hosts", ["shared", "[0, 1, 2]", "[0, 0, 1]"])
 def test_exit_handlers_and_finalizers_communicate(mpi, tmp_path, hosts):
     program = mpirun.PROGRAMS.with_name("at_exit.py")

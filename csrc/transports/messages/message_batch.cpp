@@ -225,7 +225,7 @@ bool MessageEngine::progress_batch() {
 // It learns of the failure itself through its host.
 void MessageEngine::answer() {
   const uint64_t now = coarse_ns();
-  if (now < answered_ns_ + kAnswerNs) return;
+  if (now < answered_ns_ + kAnswerNs || api_->ended()) return;
   answered_ns_ = now;
   const Locked lock(mutex_);
   try {

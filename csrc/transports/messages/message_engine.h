@@ -139,6 +139,7 @@ class MessageEngine {
   bool at_home() const { return fork_guard_.at_home(); }
   // Throws what a call made now would throw at once.
   void check_usable();
+  void check_mpi() const;  // a part of it: TransportError after MPI.Finalize()
 
   // Ends the communicator on every rank, because this one has no memory for its part of a call: its
   // peers wait for that part, and would mistake this rank's next call for it. Throws MemoryError.
@@ -177,7 +178,6 @@ class MessageEngine {
 
   HelperThread* helper() const { return helper_.load(std::memory_order_acquire); }
   [[noreturn]] void end_attempt();
-  void check_mpi() const;
   void execute(const Job& job, bool signals);
   void begin(const Job& job, bool signals);
   void add_to_batch(const Job& job, bool signals);

@@ -287,8 +287,8 @@ void MessageEngine::raise_on_all(const std::string& name, const std::string& tex
   store_text(notice.name, sizeof(notice.name), name);
   store_text(notice.text, sizeof(notice.text), text);
   try {
-    notify_all(notice);
-    flush(kRecordsWaitNs / 10);
+    if (!api_->ended()) notify_all(notice);
+    if (!api_->ended()) flush(kRecordsWaitNs / 10);
   } catch (const Error&) {  // the transport no longer answers
   }
   set_failed(name, text);
