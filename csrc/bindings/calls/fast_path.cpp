@@ -241,7 +241,8 @@ py::object array_of_numbers(const FastcallState& state, PyObject* x) {
 
 // The call like this one that is remembered, or null. What is there may be replaced as soon as
 // Python code runs.
-const RememberedCall* find_call(const FastcallState& state, const CallKey& key) {
+[[gnu::always_inline]] inline const RememberedCall* find_call(const FastcallState& state,
+                                                              const CallKey& key) {
   const CallSet* const set = state.sets[set_of(key)].get();
   if (set == nullptr) return nullptr;
   for (const RememberedCall& entry : set->ways) {

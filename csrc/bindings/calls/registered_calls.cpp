@@ -18,9 +18,8 @@ void lead_to_heap(const Registration& part, ArrayMemory& memory, bool written, D
 
 }  // namespace
 
-HoldOf::HoldOf(const Heap* heap, const void* data, uint64_t nbytes) {
-  if (heap == nullptr || data == nullptr || !heap->is_aliased(data, nbytes)) return;
-  const auto part = heap->registration_of(data, nbytes);
+void HoldOf::hold(const Heap& heap, const void* data, uint64_t nbytes) {
+  const auto part = heap.registration_of(data, nbytes);
   if (part != nullptr && part->is_in()) hold_.emplace(part);
 }
 

@@ -15,9 +15,14 @@ inline bool has_registered(const CallKey& key) {
 // Keeps memory where it is for as long as this exists, if all of it is registered.
 class HoldOf {
  public:
-  HoldOf(const Heap* heap, const void* data, uint64_t nbytes);
+  HoldOf(const Heap* heap, const void* data, uint64_t nbytes) {
+    if (heap != nullptr && heap->is_aliased(data, nbytes)) [[unlikely]]
+      hold(*heap, data, nbytes);
+  }
 
  private:
+  void hold(const Heap& heap, const void* data, uint64_t nbytes);
+
   std::optional<Hold> hold_;
 };
 
