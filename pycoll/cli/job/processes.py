@@ -282,7 +282,7 @@ class Job:
         for stream in self._streams:
             stream.close()
 
-    is_consequence = False  # all that failed here did so because of others; see `conclude`
+    is_consequence: bool = False  # all that failed here did so because of others; see `conclude`
 
     def conclude(self) -> int:
         """Say on stderr how the job failed, if it did, and return its exit status."""

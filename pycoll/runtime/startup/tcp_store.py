@@ -137,7 +137,8 @@ class StoreClient:
             TransportError: If there is no such host, or it has another secret, or this process has
                 no descriptor left.
         """
-        self.host, self._met = host, False
+        self.host: str = host
+        self._met = False
         end = time.monotonic() + timeout_s
         why = "no answer"
         self._place = f"{host} port {port}"
