@@ -24,11 +24,13 @@ const BoundCall* first_call(const StagedCall& call) {
 TwoLevelEngine::TwoLevelEngine(std::shared_ptr<Engine> node, std::shared_ptr<MessageEngine> flat)
     : node_(std::move(node)), flat_(std::move(flat)) {
   node_->set_other_work([engine = flat_.get()] { return engine->progress_batch(); });
+  flat_->set_end_wait([node = node_.get()] { node->abort("a rank on another host has failed"); });
   if (flat_->board() != nullptr) flat_->board()->set_inside(node_->control().cookie());
 }
 
 TwoLevelEngine::~TwoLevelEngine() {
   node_->set_other_work(nullptr);
+  flat_->set_end_wait(nullptr);
   if (flat_->failed()) scratch_.release();  // MPI may still look at it
 }
 

@@ -1,5 +1,6 @@
 """Programs that provoke failures over MPI; each on a duplicate of the communicator."""
 
+import contextlib
 import os
 import re
 import signal
@@ -174,6 +175,36 @@ def long_reasons(comm):
     return wrong
 
 
+def late_mates(comm):
+    """Let ranks that wait inside their host for a late one hear of a failure on another host."""
+    wrong, me, last = [], comm.rank, comm.world_size - 1
+
+    def leave(twin):
+        with contextlib.suppress(ValueError), twin:
+            raise ValueError("no more data")
+
+    ways = [leave, lambda twin: twin.abort("enough")]
+    if comm.hosts.count(comm.hosts[0]) > 1:  # somebody there sees at once that rank 0 differs
+        ways.append(lambda twin: twin.barrier())
+    for number, way in enumerate(ways):
+        twin, text = comm.dup(), ""
+        twin.all_reduce(X)
+        comm.barrier()
+        start = time.monotonic()
+        time.sleep(0.2 if me == 0 else 3.0 if me == last else 0.0)
+        try:
+            way(twin) if me == 0 else twin.all_reduce(X)
+        except pycoll.CollError as error:
+            text = f"{type(error).__name__}: {error}"
+        took = time.monotonic() - start
+        found = comm.all_gather_object((text, took), pickle=True)[1:]
+        if len({text for text, _ in found}) > 1 or not found[0][0]:
+            wrong.append(f"{number}: ranks differ: {found}")
+        if max(took for _, took in found[:-1]) > 2:
+            wrong.append(f"{number}: late: {found}")
+    return wrong
+
+
 def leaving(comm):
     """Let a rank leave by an exception, close early, and abort; in small and large calls."""
     n, me, wrong = comm.world_size, comm.rank, []
@@ -301,6 +332,7 @@ ALL = (
     absences,
     leaving,
     long_reasons,
+    late_mates,
     interrupts,
     misuse,
     last_messages,

@@ -6,7 +6,7 @@ import pytest
 
 CHECKS = ["collectives", "roots", "types", "orders", "variants"]
 FAILURES = ["mismatches", "refusals", "timeouts", "absences", "leaving", "interrupts"]
-FAILURES += ["long_reasons"]
+FAILURES += ["long_reasons", "late_mates"]
 
 
 LIMIT = {"PYCOLL_TIMEOUT": "30"}

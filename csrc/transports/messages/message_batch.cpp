@@ -207,8 +207,7 @@ void MessageEngine::enter(uint64_t descriptor, uint64_t count, uint32_t site) {
 }
 
 bool MessageEngine::progress_batch() {
-  if (batch_error_ != nullptr) return false;
-  if (batch_.empty()) {
+  if (batch_.empty() || batch_error_ != nullptr) {
     answer();
     return false;
   }
@@ -221,21 +220,27 @@ bool MessageEngine::progress_batch() {
   return true;
 }
 
-// A rank that waits inside its host sends a record to ranks on other hosts that report a failure.
-// It learns of the failure itself through its host.
+// A rank that waits inside its host sends a record to ranks on other hosts that report a failure,
+// and ends that wait: those it waits for may come late, and hear of it later still.
 void MessageEngine::answer() {
   const uint64_t now = coarse_ns();
   if (now < answered_ns_ + kAnswerNs || api_->ended()) return;
   answered_ns_ = now;
-  const Locked lock(mutex_);
-  try {
-    receive_notices(kPeersPerLook);
-    if (!someone_fails_ || failed_ || records_[rank_].kind != 0) return;
-    records_[rank_] = own_record(Notice::kRecord);
-    notify_all(records_[rank_]);
-    flush(kRecordsWaitNs / 10);
-  } catch (const Error&) {  // those who wait for messages will report it
+  bool ends = false;
+  {
+    const Locked lock(mutex_);
+    try {
+      receive_notices(kPeersPerLook);
+      if (someone_fails_ && !failed_ && records_[rank_].kind == 0) {
+        records_[rank_] = own_record(Notice::kRecord);
+        notify_all(records_[rank_]);
+        flush(kRecordsWaitNs / 10);
+      }
+    } catch (const Error&) {  // those who wait for messages will report it
+    }
+    ends = failed_ || must_conclude();
   }
+  if (ends && end_wait_) end_wait_();
 }
 
 void MessageEngine::finish() {

@@ -81,6 +81,9 @@ class MessageEngine {
   // Makes progress if anything is under way; false if not. Failures are thrown by start() or
   // finish(). If nothing is under way, peers that question this rank get an answer.
   bool progress_batch();
+  // What progress_batch() calls where a rank has reported a failure: this one's wait inside its
+  // host is to end, since those it waits for may come late. Null: nothing.
+  void set_end_wait(std::function<void()> end_wait) { end_wait_ = std::move(end_wait); }
   // Records in which call this rank is, before it starts a batch or if it starts none.
   void enter(uint64_t descriptor, uint64_t count, uint32_t site);
   // Ends the oldest call of the batch.
@@ -257,6 +260,7 @@ class MessageEngine {
   Waiting waiting_{};
   uint64_t waiting_since_ns_ = 0;
   uint64_t answered_ns_ = 0;  // when answer() has looked
+  std::function<void()> end_wait_;
   uint64_t last_descriptor_ = 0, last_count_ = 0, last_check_ = 0;
   uint32_t last_site_ = 0;
   uint64_t looked_back_ns_ = 0;    // the latest look_back()
