@@ -12,7 +12,7 @@ import numpy as np
 
 from pycoll.comm.other_names import NamesFromElsewhere
 from pycoll.errors import ArgumentError, CollError, MismatchError
-from pycoll.runtime.arrays.host_arrays import view
+from pycoll.runtime.arrays.host_arrays import new_like, view
 from pycoll.runtime.calls.message_ends import is_integer
 from pycoll.runtime.calls.messages import wait_all
 
@@ -99,11 +99,10 @@ class Grid(NamesFromElsewhere):
         """
         (src, dst), tag = self.shift(axis, distance), self._axis(axis)
         limit = self._session.limit(timeout)
-        given = view(x, "x").array.copy()
-        coming = [] if src is None else [(self._comm.irecv(x, src, tag), src, tag)]
-        going = [] if dst is None else [self._comm.isend(given, dst, tag)]
+        receive, send = self._session.start_shift(x, dst, src, tag)
+        coming = [] if src is None or receive is None else [(receive, src, tag)]
         failures: list[MismatchError] = []
-        self._wait(coming, going, [given], limit, failures)
+        self._wait(coming, [] if send is None else [send], [x], limit, failures)
         _raise_first(failures)
         return x
 
@@ -203,7 +202,7 @@ class Grid(NamesFromElsewhere):
         Messages that do not fit are dropped and added to the failures: ranks stay in step, and
         None stands for them, too.
         """
-        ends = self._ends[axis]
+        limit, ends = self._session.limit(timeout), self._ends[axis]
         up, down = 2 * axis, 2 * axis + 1  # tags: both neighbours may be one rank
         coming = [
             (self._comm.irecv(array, end, tag), end, tag)
@@ -216,7 +215,6 @@ class Grid(NamesFromElsewhere):
             for end, edge, tag in zip(ends, edges, (down, up), strict=True)
             if end is not None
         ]
-        limit = self._session.limit(timeout)
         for tag in self._wait(coming, going, into, limit, failures):
             found[(up, down).index(tag)] = None
         return found
@@ -249,8 +247,8 @@ class Grid(NamesFromElsewhere):
             with suppress(CollError):
                 for work, end, tag in coming:
                     if work.forget():
-                        like = into[tag % len(into)]
-                        self._comm.irecv(np.empty_like(like, order="C"), end, tag)
+                        like = view(into[tag % len(into)], "x")
+                        self._comm.irecv(new_like(like, like.array.shape), end, tag)
                 for work in going:
                     work.give_up()
             raise

@@ -154,6 +154,19 @@ def test_a_halo_of_another_width_does_not_stay_behind():
     assert run_threads(3, ranks) == [1, 1, 0]
 
 
+def test_a_refused_halo_sends_nothing_and_gets_nothing():
+    def ranks(comm):
+        grid, x = comm.grid((2,)), np.full(9, 1.0 + comm.rank)
+        if comm.rank == 0:
+            with pytest.raises(ArgumentError, match="timeout=-1"):
+                grid.halo(x, timeout=-1)
+            x[:] = 5
+        grid.halo(x)
+        return x.tolist()
+
+    assert run_threads(2, ranks) == [[5] * 8 + [2], [5] + [2] * 8]
+
+
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_a_margin_for_which_the_wrong_has_come_stays_as_it_is(order):
     def ranks(comm):

@@ -115,8 +115,7 @@ class TaggedMessages(MessageEnds):
         x, *message = self._to_send(x, dst, tags[0])
         coming = self._to_receive(out, src, tags[1])
         if _C.address(x) == coming[0]:
-            x = x.copy()
-            message[0] = _C.address(x)
+            x, message = _copied(x, message)
         received = self._received(out, coming)
         try:
             if ticket := self._post(message):
@@ -126,6 +125,18 @@ class TaggedMessages(MessageEnds):
             if self._engine is not None:
                 received.forget()
             raise
+
+    def start_shift(
+        self, x: Any, dst: int | None, src: int | None, tag: int
+    ) -> tuple[MessageWork | None, MessageWork | None]:
+        """Begin to receive into an array, and to send what it has now; None for no such end."""
+        target = None if src is None else self._to_receive(x, src, tag)
+        going = None
+        if dst is not None:
+            given, *message = self._to_send(x, dst, tag)
+            given, message = _copied(given, message)
+            going = MessageWork(self, self._post(message), given, True)
+        return None if target is None else self._received(x, target), going
 
     def finish_exchange(self, coming: int, going: int, x: Any, limit: float) -> int:
         """Wait for two messages in the postbox; return who sent the one that comes."""
@@ -293,6 +304,12 @@ class TaggedMessages(MessageEnds):
 
     def abandon(self, memory: Any) -> None:
         """Do nothing: in shared memory, who gives up sending takes back what he has offered."""
+
+
+def _copied(x: np.ndarray, message: list[Any]) -> tuple[np.ndarray, list[Any]]:
+    """Return a copy of an array that is sent, and what the engine needs to know of it."""
+    x = x.copy()
+    return x, [_C.address(x), *message[1:]]
 
 
 def _fail(kind: str, text: str) -> NoReturn:
