@@ -232,8 +232,8 @@ bool is_plain_list(PyObject* x) {
 // lies in memory of Python's; null for anything else, and for what needs Python code.
 py::object array_of_numbers(const FastcallState& state, PyObject* x) {
   if (is_python_number(x)) return array_of_python_number(x);
-  if (!is_buffer(x) && !is_plain_list(x) && !is_numpy_number(state, x)) return {};
-  if (!is_buffer(x)) return py::array::ensure(py::handle(x));
+  if (is_plain_list(x) || is_numpy_number(state, x)) return py::array::ensure(py::handle(x));
+  if (!is_buffer(x)) return {};
   const auto view = py::reinterpret_steal<py::object>(PyMemoryView_FromObject(x));
   if (!view) PyErr_Clear();  // it has been released
   return view ? py::array::ensure(view) : py::object();
