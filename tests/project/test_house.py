@@ -57,6 +57,7 @@ CXX = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "csrc").rglob("*") if p.i
 COLLECTIVES = re.compile(
     r"all_?reduce|reduce_?scatter|all_?gather|all_?to_?all|broadcast", re.IGNORECASE
 )
+OPTIONAL = {"torch", "mpi4py", "cupy", "jax"}
 MOST_MODULES = 15
 SUFFIXES = {".py", ".cpp", ".h", ".inl", ".cu"}
 FOLDERS = sorted({str(Path(path).parent) for path in (*FILES, *CXX)})
@@ -158,6 +159,17 @@ def environment_reads(text):
     )
 
 
+def unasked_imports(text):
+    """Return the packages of OPTIONAL that a test imports before it has asked for any."""
+    found = []
+    for statement in ast.parse(text).body:
+        if "importorskip" in ast.unparse(statement):
+            break
+        if isinstance(statement, ast.Import | ast.ImportFrom):
+            found += imported_modules(ast.unparse(statement), "tests", False)
+    return sorted(name for name in found if name.split(".")[0] in OPTIONAL)
+
+
 def headers_of(path, seen):
     """Return the names in angle brackets that a file includes, also by way of files of ours."""
     found = set()
@@ -206,6 +218,14 @@ def test_no_hidden_state(path):
     assert [n.lineno for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Global)] == []
     if path != "pycoll/config.py":
         assert environment_reads(text) == []
+
+
+def test_a_test_asks_for_a_package_that_may_be_missing_before_it_imports_it():
+    """Else the whole run ends where the package is missing, in place of one skipped file."""
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        assert unasked_imports(path.read_text(encoding="utf-8")) == [], path
+    assert unasked_imports("import os, torch.nn\nfrom mpi4py import MPI") == ["mpi4py", "torch.nn"]
+    assert unasked_imports("torch = pytest.importorskip('torch')\nimport torch.nn") == []
 
 
 @pytest.mark.parametrize("path", CXX)

@@ -1,9 +1,10 @@
 """Tensors that move in a grid of ranks."""
 
 import pytest
-import torch
 
 from pycoll.testing import run_processes
+
+torch = pytest.importorskip("torch")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.float32])
