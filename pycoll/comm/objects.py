@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from pycoll.comm.messages import ANY, Messages
-from pycoll.runtime.calls.methods import reports_misuse
+from pycoll.runtime.calls.methods import of_objects, reports_misuse
 from pycoll.runtime.calls.parts import object_messages, objects
 from pycoll.runtime.calls.work import Work
 from pycoll.types import Kind
@@ -27,6 +27,7 @@ class Objects(Messages):
     arrays, which copy less.
     """
 
+    @of_objects(Kind.BROADCAST_OBJECT)
     @reports_misuse
     def broadcast_object(
         self, x: Any = None, root: int = 0, *, pickle: bool = False, timeout: float | None = None
@@ -34,15 +35,15 @@ class Objects(Messages):
         """Return the root's object on every rank; on other ranks ``x`` does not matter."""
         return objects.broadcast(self._session, x, root, pickle, timeout)
 
+    @of_objects(Kind.ALL_GATHER_V)
     @reports_misuse
     def all_gather_object(
         self, x: _T, *, pickle: bool = False, timeout: float | None = None
     ) -> list[_T]:
         """Return the list of the objects of all ranks, by rank, on every rank."""
-        kind = Kind.ALL_GATHER_V
-        found = objects.gather(self._session, kind, x, 0, pickle, timeout)
-        return found or []
+        return objects.gather(self._session, Kind.ALL_GATHER_V, x, 0, pickle, timeout) or []
 
+    @of_objects(Kind.GATHER_V)
     @reports_misuse
     def gather_object(
         self, x: Any, root: int = 0, *, pickle: bool = False, timeout: float | None = None

@@ -10,6 +10,7 @@
 
 #include "bindings/calls/fast_path.h"
 #include "bindings/calls/message_calls.h"
+#include "bindings/calls/object_calls.h"
 #include "bindings/calls/sized_calls.h"
 
 namespace py = pybind11;
@@ -22,9 +23,10 @@ struct Signature {
   std::array<int, kArgs> positional{};
   Py_ssize_t positional_count = 0;
   bool in_place = false;  // without `out`, the result takes the place of `x`
-  // Of messages and v-variants the Python function that serves what is not usual; and of a message
-  // which one it is.
+  // Of all but collectives: the Python function that serves what is not usual, what else does, and
+  // of a message which one it is.
   py::object function;
+  PyObject* (*body)(PyObject* fastcall, PyObject* const* args) = nullptr;
   std::optional<MessageCall> message;
 };
 
@@ -108,11 +110,11 @@ std::string called(PyObject* self) {
   return name == nullptr ? "" : py::str(py::handle(name)).cast<std::string>() + "() ";
 }
 
-// Serves a message or a v-variant, or leaves it to Python code.
+// Serves what is no collective, or leaves it to Python code.
 PyObject* call_or_python(const Signature& signature, const py::object& fast, PyObject* const* all,
                          PyObject* const* args, size_t nargs, PyObject* keywords) {
   PyObject* const result = signature.message ? call_message(fast.ptr(), *signature.message, all)
-                                             : call_sized(fast.ptr(), all);
+                                             : signature.body(fast.ptr(), all);
   if (result != Py_NotImplemented) return result;
   Py_DECREF(result);
   return PyObject_Vectorcall(signature.function.ptr(), args, nargs, keywords);
@@ -148,8 +150,9 @@ PyObject* get(PyObject* self, PyObject* object, PyObject*) {
 PyObject* create_method(PyTypeObject* type, PyObject* args, PyObject*) {
   return guarded([&]() -> PyObject* {
     const auto given = py::reinterpret_borrow<py::tuple>(args);
-    if (given.size() != 6) {
-      throw py::type_error("Method takes kind, names, positional, defaults, in_place, function");
+    if (given.size() != 7) {
+      throw py::type_error(
+          "Method takes kind, names, positional, defaults, in_place, function, of_objects");
     }
     auto signature = std::make_unique<Signature>();
     const auto names = given[1].cast<py::tuple>();
@@ -169,6 +172,7 @@ PyObject* create_method(PyTypeObject* type, PyObject* args, PyObject*) {
     signature->in_place = given[4].cast<bool>();
     if (!given[5].is_none()) {
       signature->function = given[5];
+      signature->body = given[6].cast<bool>() ? call_object : call_sized;
       if (PyLong_CheckExact(given[0].ptr())) {
         signature->message = static_cast<MessageCall>(given[0].cast<int>());
       }

@@ -7,6 +7,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/calls/fast_path.h"
+#include "bindings/calls/object_calls.h"
 #include "bindings/calls/registered_calls.h"
 #include "bindings/calls/sized_calls.h"
 
@@ -116,6 +117,7 @@ PyObject* forget(PyObject* self, PyObject*) {
     FastcallState& state = *reinterpret_cast<Fastcall*>(self)->state;
     forget_calls(state);
     state.sized.clear();
+    state.objects.clear();
     let_go(state, state.engine);
     let_go(state, state.mpi);
     let_go(state, state.two);
@@ -172,6 +174,7 @@ int clear_fastcall(PyObject* self) {
   if (state == nullptr) return 0;
   forget_calls(*state);
   state->sized.clear();
+  state->objects.clear();
   return 0;
 }
 
@@ -235,6 +238,9 @@ void add_fastcall(py::module_& m) {
       {"remember_sized",
        reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(remember_sized)), METH_FASTCALL,
        "Serve v-variants like this one without Python code."},
+      {"remember_object",
+       reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(remember_object)), METH_FASTCALL,
+       "Serve calls on Python objects like this one without Python code."},
       {"run_sized", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(run_sized)),
        METH_FASTCALL, "Run a v-variant like an earlier one."},
       {"forget", forget, METH_NOARGS, "Let go of the engine; every call takes the slow path."},

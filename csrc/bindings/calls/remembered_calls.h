@@ -68,7 +68,8 @@ struct CallSet {
   uint32_t next = 0;  // the one to go if all are taken
 };
 
-struct SizedCall;  // sized_calls.h
+struct ObjectCall;  // object_calls.h
+struct SizedCall;   // sized_calls.h
 
 // What ranks have said of the sizes of a call that Python code then goes on with.
 struct SaidSizes {
@@ -90,6 +91,7 @@ struct FastcallState {
       flight;  // what keeps the arrays of queued calls, and the type for one
   std::array<std::unique_ptr<CallSet>, kSets> sets;  // those that have been needed
   std::vector<std::shared_ptr<const SizedCall>> sized;
+  std::vector<std::shared_ptr<const ObjectCall>> objects;
   SaidSizes said;
   pybind11::dict dtypes;  // of remembered calls: one of those that are equal
   KnownPlaces sites;

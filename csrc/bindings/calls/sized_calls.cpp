@@ -80,7 +80,12 @@ py::object result_of(const SizedCall& like, PyObject* x, PyObject* out, ArrayMem
   }
 }
 
-// Runs a call on bytes. Null with a Python error set if it has failed.
+uint32_t site_of(PyObject* number) {
+  return static_cast<uint32_t>(PyLong_AsUnsignedLongMask(number));
+}
+
+}  // namespace
+
 py::object tell(FastcallState& state, const RunnableCall& call, const py::object& data,
                 Py_ssize_t nbytes, uint32_t site, double limit_s) {
   const py::bytes result = new_bytes(nbytes);
@@ -90,12 +95,6 @@ py::object tell(FastcallState& state, const RunnableCall& call, const py::object
                     result};
   return py::reinterpret_steal<py::object>(run(state, call, arrays, site, limit_s));
 }
-
-uint32_t site_of(PyObject* number) {
-  return static_cast<uint32_t>(PyLong_AsUnsignedLongMask(number));
-}
-
-}  // namespace
 
 PyObject* run_on_bytes(PyObject* fastcall, PyObject* const* args, Py_ssize_t nargs) {
   return guarded([&]() -> PyObject* {

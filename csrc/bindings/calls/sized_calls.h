@@ -1,5 +1,5 @@
-// Calls for which ranks first tell each other sizes: v-variants, and calls on Python objects. They
-// are methods of `Fastcall`, see fast_path.h:
+// Calls for which ranks first tell each other sizes: v-variants. They are methods of `Fastcall`,
+// see fast_path.h:
 //
 //   fast.on_bytes(call, data, nbytes, site, timeout_s)
 //
@@ -56,6 +56,11 @@ enum SizedArg { kSizes = kOrder + 1, kSizedTimeout, kReturnCounts };
 // NotImplemented if Python code is to serve it, which then gets from run_sized what ranks have said
 // already, if they have.
 PyObject* call_sized(PyObject* fastcall, PyObject* const* args);
+
+// Runs a call on bytes, and returns those that it gives. Null with a Python error set if it has
+// failed.
+pybind11::object tell(FastcallState& state, const RunnableCall& call, const pybind11::object& data,
+                      Py_ssize_t nbytes, uint32_t site, double limit_s);
 
 PyObject* run_on_bytes(PyObject* fastcall, PyObject* const* args, Py_ssize_t nargs);
 PyObject* remember_sized(PyObject* fastcall, PyObject* const* args, Py_ssize_t nargs);

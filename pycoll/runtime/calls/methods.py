@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from types import FunctionType
+from types import FunctionType, MappingProxyType
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from pycoll import _C
@@ -99,7 +99,7 @@ def collective(kind: Kind, *, in_place: bool = False) -> Callable[[_F], _F]:
             name if default is inspect.Parameter.empty else default
             for name, default in (_DEFAULTS | given).items()
         )
-        method = _C.Method(kind, names, positional, defaults, in_place, None)
+        method = _C.Method(kind, names, positional, defaults, in_place, None, False)
         return functools.update_wrapper(method, function)
 
     return decorate
@@ -114,7 +114,8 @@ _OF_V_VARIANTS = {
     **{"kind": None, "x": None, "out": None, "op": "sum", "root": 0, "order": None},
     **{"counts": (), "timeout": None, "return_counts": False},
 }
-"""Of all arguments, in the order in which the engine has them, as MessageArg and SizedArg."""
+_OF_OBJECTS = {"kind": None, "x": None, "root": 0, "pickle": False, "timeout": None}
+"""Of all arguments, in the order in which the engine has them, as in MessageArg and its like."""
 
 
 def message(function: _F) -> _F:
@@ -125,7 +126,7 @@ def message(function: _F) -> _F:
     """
     into = function.__name__ in ("recv", "irecv")  # their ``x`` is what others call ``out``
     number = _MESSAGES.index(function.__name__)
-    return _served(function, number, _OF_MESSAGES, {"x": "out"} if into else {})
+    return _served(function, number, _OF_MESSAGES, renamed={"x": "out"} if into else {})
 
 
 def v_variant(kind: Kind) -> Callable[[_F], _F]:
@@ -133,11 +134,23 @@ def v_variant(kind: Kind) -> Callable[[_F], _F]:
 
     Any other call goes to the function decorated.
     """
-    return lambda function: _served(function, kind, _OF_V_VARIANTS, {})
+    return lambda function: _served(function, kind, _OF_V_VARIANTS)
+
+
+def of_objects(kind: Kind) -> Callable[[_F], _F]:
+    """Make a method run a call on small Python objects in the extension, from the second on.
+
+    Any other call goes to the function decorated.
+    """
+    return lambda function: _served(function, kind, _OF_OBJECTS)
 
 
 def _served(
-    function: Any, kind: int, defaults: Mapping[str, Any], renamed: Mapping[str, str]
+    function: Any,
+    kind: int,
+    defaults: Mapping[str, Any],
+    *,
+    renamed: Mapping[str, str] = MappingProxyType({}),
 ) -> Any:
     """Make a method that the extension serves if it can, and else the function."""
     parameters = list(inspect.signature(function).parameters.values())[1:]
@@ -149,7 +162,8 @@ def _served(
         default if name not in called else _default(called[name])
         for name, default in defaults.items()
     )
-    method = _C.Method(kind, names, tuple(map(place, by_place)), values, False, function)
+    positional, objects = tuple(map(place, by_place)), defaults is _OF_OBJECTS
+    method = _C.Method(kind, names, positional, values, False, function, objects)
     return functools.update_wrapper(method, function)
 
 

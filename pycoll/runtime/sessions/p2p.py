@@ -30,6 +30,7 @@ _MOST_AHEAD, _SMALL = 4096, 16 << 10  # messages that wait for room, and bytes o
 _PATIENCE_S = 1e-4  # until the first is among them
 _CODES: dict[np.dtype, int] = {}
 """The element types of NumPy arrays that were sent or received, and their numbers."""
+_BYTES = view(np.empty(0, np.uint8), "x").code
 
 
 class TaggedMessages(MessageEnds):
@@ -151,17 +152,25 @@ class TaggedMessages(MessageEnds):
     def probe(self, src: int, tag: int, limit: float) -> MessageInfo:
         """Wait for a message, and leave it; see `pycoll.Communicator.probe`."""
         found = self.look(src, tag, limit)
-        if found is None:
-            source = "any rank" if src < 0 else f"rank {src}"
-            raise CollTimeout(f"probe on rank {self.rank}: nothing from {source} in {limit:g} s")
-        return found
+        return self._nothing_came(src, limit) if found is None else found
 
     def look(self, src: int, tag: int, limit: float) -> MessageInfo | None:
         """Return what is known of a message, or None if there is none in time."""
-        source = self._source(src)
-        number = -1 if tag == ANY else self._tag(tag)
-        found = self.messaging(self.postbox().probe, source, number, limit)
+        found = self.messaging(self.postbox().probe, *self._from(src, tag), limit)
         return None if found is None else MessageInfo(found[0], found[1], found[3])
+
+    def take_bytes(self, src: int, tag: int, limit: float) -> tuple[bytes, int]:
+        """Receive the next bytes, however many; return them and the sender."""
+        box, ends = self.postbox(), self._from(src, tag)
+        found: tuple[bytes, int] | None = self.messaging(box.take_bytes, _BYTES, *ends, limit)
+        return self._nothing_came(src, limit) if found is None else found
+
+    def _from(self, src: int, tag: int) -> tuple[int, int]:
+        return self._source(src), -1 if tag == ANY else self._tag(tag)
+
+    def _nothing_came(self, src: int, limit: float) -> NoReturn:
+        source = "any rank" if src < 0 else f"rank {src}"
+        raise CollTimeout(f"probe on rank {self.rank}: nothing from {source} in {limit:g} s")
 
     def discard(self, src: int, tag: int) -> None:
         """Receive a message that is there, whatever it is, and forget it."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import io
+import pickle as pickling
 import struct
 from typing import Any, Literal
 
@@ -18,6 +19,7 @@ import numpy as np
 from pycoll.errors import ArgumentError, kind_of
 
 _DATA, _PICKLE = b"m", b"p"  # the first byte
+_IS_PICKLE = _PICKLE[0]
 _MOST_KEPT = 64 << 10  # bytes that a packer has packed that is used again
 _TUPLE, _SET, _FROZENSET, _COMPLEX, _INT, _ARRAY, _SCALAR, _PLAIN_ARRAY, _PLAIN_SCALAR = range(9)
 _PLAIN_KINDS = "?biufcmMSU"  # of elements that the name of their type tells all of
@@ -34,8 +36,6 @@ def pack(x: Any, pickle: bool) -> bytes:
         ArgumentError: If it, or something in it, is of a type that is not accepted.
     """
     if pickle:
-        import pickle as pickling
-
         return _PICKLE + pickling.dumps(x)
     return _DATA + _packed(x)
 
@@ -46,16 +46,14 @@ def unpack(data: bytes | memoryview, pickle: bool, sender: int) -> Any:
     Raises:
         ArgumentError: If it was pickled, and this rank has not said that it trusts it.
     """
-    if data[:1] == _PICKLE:
+    if data[0] == _IS_PICKLE:
         if not pickle:
             raise ArgumentError(
                 f"rank {sender} sent a pickle, which can run any code when it is read; if you "
                 "trust it, pass pickle=True here, too"
             )
-        import pickle as pickling
-
-        return pickling.loads(memoryview(data)[1:])
-    return _unpacked(memoryview(data)[1:])
+        return pickling.loads(data[1:])
+    return _unpacked(data[1:])
 
 
 @functools.cache

@@ -69,15 +69,20 @@ def exchange(session: Session, kind: Kind, row: bytes, limit: float | None = Non
     return _run(session, gathers(session, kind, len(row)), row, limit)
 
 
+def broadcasts(session: Session, kind: Kind, root: int, nbytes: int) -> BytesCall:
+    """Return the call that broadcasts so many bytes, as a part of one of `kind`."""
+    key = kind, root, nbytes
+    found = session.kept.get(key)
+    if found is None:
+        request = CallRequest(Kind.BROADCAST, root=root, within=kind)
+        found = _bytes_call(session, request, nbytes, 1)
+        session.kept[key] = found
+    return found
+
+
 def spread(session: Session, kind: Kind, root: int, row: bytes, limit: float) -> bytes:
     """Return the root's bytes on every rank: a broadcast that is a part of a call of `kind`."""
-    key = kind, root, len(row)
-    call = session.kept.get(key)
-    if call is None:
-        request = CallRequest(Kind.BROADCAST, root=root, within=kind)
-        call = _bytes_call(session, request, len(row), 1)
-        session.kept[key] = call
-    return _run(session, call, row, limit)
+    return _run(session, broadcasts(session, kind, root, len(row)), row, limit)
 
 
 def _run(session: Session, call: BytesCall, row: bytes, limit: float | None) -> bytes:

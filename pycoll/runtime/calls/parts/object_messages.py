@@ -29,14 +29,13 @@ def recv(session: Session, src: int, tag: int, pickle: bool, timeout: float | No
     limit = session.limit(timeout)
     if session.object_receives:  # they come first
         return ObjectReceive(session, src, tag, pickle).wait(limit)
-    return _take(session, session.probe(src, tag, limit), pickle, limit)
+    return _take(session, src, tag, pickle, limit)
 
 
-def _take(session: Session, info: MessageInfo, pickle: bool, limit: float) -> Any:
-    """Receive a message that is there, and return its object."""
-    data = np.empty(info.nbytes, np.uint8)
-    session.recv(data, info.src, info.tag, limit)
-    return unpack(data.data, pickle, info.src)
+def _take(session: Session, src: int, tag: int, pickle: bool, limit: float) -> Any:
+    """Receive the next message, and return its object."""
+    data, sender = session.take_bytes(src, tag, limit)
+    return unpack(memoryview(data), pickle, sender)
 
 
 class ObjectReceive(Work):
@@ -124,7 +123,7 @@ class ObjectReceive(Work):
     def _receive(self, info: MessageInfo) -> None:
         session, error = self._session, None
         try:
-            self._object = _take(session, info, self._pickle, session.limit(None))
+            self._object = _take(session, info.src, info.tag, self._pickle, session.limit(None))
         except (CollTimeout, ConcurrentUseError):
             raise
         except CollError as failure:  # also where it has come, and cannot be read
