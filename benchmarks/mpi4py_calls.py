@@ -91,6 +91,8 @@ def collectives(world, comm, x, out):
 
 def objects(world, comm, x):
     """Likewise of numbers and objects."""
+    me, each = comm.rank, [DATA] * comm.world_size
+    mine = each if me == 0 else None
     return {
         "`allreduce(1.5)`": (lambda: world.allreduce(1.5), lambda: comm.all_reduce(1.5)),
         "`allreduce(x[0])`": (lambda: world.allreduce(x[0]), lambda: comm.all_reduce(x[0])),
@@ -100,6 +102,16 @@ def objects(world, comm, x):
             lambda: comm.all_gather_object(DATA),
         ),
         "`gather(a dict)`": (lambda: world.gather(DATA), lambda: comm.gather_object(DATA)),
+        "`scatter(dicts)`": (lambda: world.scatter(mine), lambda: comm.scatter_object(mine)),
+        "`alltoall(dicts)`": (lambda: world.alltoall(each), lambda: comm.all_to_all_object(each)),
+        "`send(a dict)` and `recv`, there and back": (
+            lambda: there_and_back(
+                me, DATA, None, world.send, lambda _, src: world.recv(None, src)
+            ),
+            lambda: there_and_back(
+                me, DATA, None, comm.send_object, lambda _, src: comm.recv_object(src)
+            ),
+        ),
     }
 
 
