@@ -35,22 +35,23 @@ class Objects(Messages):
         """Return the root's object on every rank; on other ranks ``x`` does not matter."""
         return objects.broadcast(self._session, x, root, pickle, timeout)
 
-    @of_objects(Kind.ALL_GATHER_V)
+    @of_objects(Kind.ALL_GATHER_OBJECT)
     @reports_misuse
     def all_gather_object(
         self, x: _T, *, pickle: bool = False, timeout: float | None = None
     ) -> list[_T]:
         """Return the list of the objects of all ranks, by rank, on every rank."""
-        return objects.gather(self._session, Kind.ALL_GATHER_V, x, 0, pickle, timeout) or []
+        return objects.gather(self._session, Kind.ALL_GATHER_OBJECT, x, 0, pickle, timeout) or []
 
-    @of_objects(Kind.GATHER_V)
+    @of_objects(Kind.GATHER_OBJECT)
     @reports_misuse
     def gather_object(
         self, x: Any, root: int = 0, *, pickle: bool = False, timeout: float | None = None
     ) -> list[Any] | None:
         """Return the list of the objects of all ranks, by rank, on the root; others get None."""
-        return objects.gather(self._session, Kind.GATHER_V, x, root, pickle, timeout)
+        return objects.gather(self._session, Kind.GATHER_OBJECT, x, root, pickle, timeout)
 
+    @of_objects(Kind.SCATTER_OBJECT)
     @reports_misuse
     def scatter_object(
         self,
@@ -63,6 +64,7 @@ class Objects(Messages):
         """Give rank r the r-th object of the root's list; on other ranks ``xs`` does not matter."""
         return objects.scatter(self._session, xs, root, pickle, timeout)
 
+    @of_objects(Kind.ALL_TO_ALL_OBJECT)
     @reports_misuse
     def all_to_all_object(
         self, xs: Sequence[Any], *, pickle: bool = False, timeout: float | None = None

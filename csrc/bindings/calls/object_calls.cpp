@@ -16,7 +16,7 @@ constexpr size_t kMostObjectCalls = 64;
 
 // Before the bytes of an object; `_HEAD` in objects.py.
 struct Head {
-  uint64_t size = 0, root = 0;
+  uint64_t size = 0, largest = 0, root = 0;  // the largest object of the sender's
 };
 
 constexpr Py_ssize_t kHead = sizeof(Head);
@@ -26,28 +26,62 @@ py::object checked(PyObject* made) {
   return py::reinterpret_steal<py::object>(made);
 }
 
-py::object first_bytes(const py::object& data, const ObjectCall& like) {
-  const Py_ssize_t size = PyBytes_GET_SIZE(data.ptr());
-  const Head head{static_cast<uint64_t>(size), static_cast<uint64_t>(like.root)};
-  py::object first = checked(PyBytes_FromStringAndSize(nullptr, like.room));
-  char* const at = PyBytes_AS_STRING(first.ptr());
-  const Py_ssize_t end = kHead + std::min(size, like.room - kHead);
-  std::memcpy(at, &head, sizeof(head));
-  std::memcpy(at + kHead, PyBytes_AS_STRING(data.ptr()), size_t(end - kHead));
-  std::memset(at + end, 0, size_t(like.room - end));
+// Puts an object into a list as bytes; false where Python code is to tell peers that it cannot.
+bool add_packed(const ObjectCall& like, PyObject* object, PyObject* pickle, py::list& packed) {
+  PyObject* const given[] = {object, pickle};
+  PyObject* const data = PyObject_Vectorcall(like.pack.ptr(), given, std::size(given), nullptr);
+  if (data == nullptr && PyErr_ExceptionMatches(PyExc_Exception) == 0)
+    throw py::error_already_set();
+  if (data == nullptr) PyErr_Clear();
+  if (data != nullptr) packed.append(py::reinterpret_steal<py::object>(data));
+  return data != nullptr;
+}
+
+// What goes to the peers, as bytes; false as above.
+bool pack_all(const ObjectCall& like, PyObject* const* args, py::list& packed) {
+  PyObject* const x = args[kObject];
+  if (!like.sends) return true;
+  if (like.given == 0) return add_packed(like, x, args[kPickle], packed);
+  if (!PyList_CheckExact(x) && !PyTuple_CheckExact(x)) return false;
+  if (PySequence_Fast_GET_SIZE(x) != like.given) return false;
+  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(x); ++i) {  // packing one may change the list
+    const auto object = py::reinterpret_borrow<py::object>(PySequence_Fast_GET_ITEM(x, i));
+    if (!add_packed(like, object.ptr(), args[kPickle], packed)) return false;
+  }
+  return Py_ssize_t(packed.size()) == like.given;
+}
+
+// The first bytes of all objects that are given, or as many zeros.
+py::object first_bytes(const ObjectCall& like, const py::list& packed) {
+  const Py_ssize_t rows = std::max<Py_ssize_t>(like.given, 1);
+  py::object first = checked(PyBytes_FromStringAndSize(nullptr, rows * like.room));
+  char* at = PyBytes_AS_STRING(first.ptr());
+  std::memset(at, 0, size_t(rows * like.room));
+  Head head{.root = uint64_t(like.root)};
+  for (const py::handle data : packed) {
+    head.largest = std::max(head.largest, uint64_t(PyBytes_GET_SIZE(data.ptr())));
+  }
+  for (const py::handle data : packed) {
+    head.size = uint64_t(PyBytes_GET_SIZE(data.ptr()));
+    std::memcpy(at, &head, sizeof(head));
+    const size_t shown = std::min(head.size, uint64_t(like.room - kHead));
+    std::memcpy(at + kHead, PyBytes_AS_STRING(data.ptr()), shown);
+    at += like.room;
+  }
   return first;
 }
 
-// The bytes of the objects in a table of first bytes; null if it does not have all of them, or if a
-// rank has another root.
-py::object bodies_in(const py::object& table, const ObjectCall& like) {
-  const Py_ssize_t rows = PyBytes_GET_SIZE(table.ptr()) / like.room;
+// The bytes of the objects that have come; null if these are not all of them, or if a rank has
+// another root.
+py::object bodies_in(const ObjectCall& like, const py::object& came) {
+  const Py_ssize_t rows = PyBytes_GET_SIZE(came.ptr()) / like.room;
   py::list bodies(rows);
-  const char* at = PyBytes_AS_STRING(table.ptr());
+  const char* at = PyBytes_AS_STRING(came.ptr());
   for (Py_ssize_t i = 0; i < rows; ++i, at += like.room) {
     Head head;
     std::memcpy(&head, at, sizeof(head));
-    if (head.root != uint64_t(like.root) || head.size > uint64_t(like.room - kHead)) return {};
+    const bool whole = std::max(head.size, head.largest) <= uint64_t(like.room - kHead);
+    if (!whole || head.root != uint64_t(like.root)) return {};
     bodies[size_t(i)] = checked(PyBytes_FromStringAndSize(at + kHead, Py_ssize_t(head.size)));
   }
   return bodies;
@@ -60,15 +94,20 @@ py::object unpacked(const ObjectCall& like, const py::object& body, PyObject* pi
   return checked(PyObject_Vectorcall(like.unpack.ptr(), given, std::size(given), nullptr));
 }
 
-py::object result_of(const ObjectCall& like, const py::list& bodies, PyObject* const* args) {
-  if (!like.reads)
-    return py::reinterpret_borrow<py::object>(like.rows > 0 ? Py_None : args[kObject]);
-  if (like.rows == 0) return unpacked(like, bodies[0], args[kPickle], like.root);
+py::object objects_of(const ObjectCall& like, const py::list& bodies, PyObject* const* args) {
+  if (like.came == 0) return unpacked(like, bodies[0], args[kPickle], like.root);
   py::list found(bodies.size());
   for (size_t i = 0; i < bodies.size(); ++i) {
     found[i] = unpacked(like, bodies[i], args[kPickle], int64_t(i));
   }
   return found;
+}
+
+// What a rank gets that reads nothing: None, or its own object.
+py::object own_of(const ObjectCall& like, PyObject* const* args) {
+  if (like.came > 0) return py::none();
+  const auto x = py::reinterpret_borrow<py::object>(args[kObject]);
+  return like.given > 0 ? py::object(x[py::int_(like.root)]) : x;
 }
 
 std::shared_ptr<const ObjectCall> find(const FastcallState& state, PyObject* const* args) {
@@ -82,31 +121,22 @@ std::shared_ptr<const ObjectCall> find(const FastcallState& state, PyObject* con
   return found == all.end() ? nullptr : *found;
 }
 
-// What goes to the peers; null where Python code is to tell them that there is nothing.
-py::object packed(const ObjectCall& like, PyObject* const* args) {
-  if (!like.sends) return py::bytes();
-  PyObject* const given[] = {args[kObject], args[kPickle]};
-  PyObject* const data = PyObject_Vectorcall(like.pack.ptr(), given, std::size(given), nullptr);
-  if (data != nullptr) return py::reinterpret_steal<py::object>(data);
-  if (PyErr_ExceptionMatches(PyExc_Exception) == 0) throw py::error_already_set();
-  PyErr_Clear();
-  return {};
-}
-
 py::object run_like_before(FastcallState& state, PyObject* const* args, double limit_s) {
   const std::shared_ptr<const ObjectCall> like = find(state, args);
-  const py::object data = like != nullptr ? packed(*like, args) : py::object();
-  const uint32_t site = data ? call_site(state) : 0;
-  if (!data || !can_run(state)) return py::reinterpret_borrow<py::object>(Py_NotImplemented);
-  const Py_ssize_t nbytes = std::max<Py_ssize_t>(like->rows, 1) * like->room;
-  const py::object table = tell(state, like->call, first_bytes(data, *like), nbytes, site, limit_s);
-  if (!table) throw py::error_already_set();
-  py::object bodies = bodies_in(table, *like);
+  py::list packed;
+  const bool served = like != nullptr && pack_all(*like, args, packed);
+  const uint32_t site = served ? call_site(state) : 0;
+  if (!served || !can_run(state)) return py::reinterpret_borrow<py::object>(Py_NotImplemented);
+  const Py_ssize_t nbytes = std::max<Py_ssize_t>(like->came, 1) * like->room;
+  const py::object came =
+      tell(state, like->call, first_bytes(*like, packed), nbytes, site, limit_s);
+  if (!came) throw py::error_already_set();
+  py::object bodies = bodies_in(*like, came);
   if (!bodies) {
-    bodies = like->rest(session_of(state), like->kind, like->root, data, table,
+    bodies = like->rest(session_of(state), like->kind, like->root, packed, came,
                         py::handle(args[kObjectTimeout]));
   }
-  return result_of(*like, bodies, args);
+  return like->reads ? objects_of(*like, bodies, args) : own_of(*like, args);
 }
 
 }  // namespace
@@ -125,29 +155,29 @@ PyObject* call_object(PyObject* fastcall, PyObject* const* args) {
 
 PyObject* remember_object(PyObject* fastcall, PyObject* const* args, Py_ssize_t nargs) {
   return guarded([&]() -> PyObject* {
-    if (nargs != 8) throw py::type_error("remember_object takes 8 arguments");
+    if (nargs != 9) throw py::type_error("remember_object takes 9 arguments");
+    const auto given = [&](int i) { return py::reinterpret_borrow<py::object>(args[i]); };
+    const auto functions = given(8).cast<py::tuple>();
     FastcallState& state = state_of(fastcall);
-    auto entry = std::make_shared<ObjectCall>();
-    entry->kind = py::reinterpret_borrow<py::object>(args[0]);
-    entry->root = py::handle(args[1]).cast<int64_t>();
     if (!can_run(state)) Py_RETURN_NONE;
-    entry->call = runnable(state, args[2]);
-    entry->room = py::handle(args[3]).cast<Py_ssize_t>();
-    entry->rows = py::handle(args[4]).cast<Py_ssize_t>();
-    entry->sends = py::handle(args[5]).cast<bool>();
-    entry->reads = py::handle(args[6]).cast<bool>();
-    const auto functions = py::handle(args[7]).cast<py::tuple>();
-    entry->pack = functions[0];
-    entry->unpack = functions[1];
-    entry->rest = functions[2];
-    if (entry->room < kHead)
-      throw py::value_error("there is no room for what comes before an object");
+    const ObjectCall entry{runnable(state, args[2]),
+                           given(3).cast<Py_ssize_t>(),
+                           given(4).cast<Py_ssize_t>(),
+                           given(5).cast<Py_ssize_t>(),
+                           given(1).cast<int64_t>(),
+                           given(6).cast<bool>(),
+                           given(7).cast<bool>(),
+                           given(0),
+                           functions[0],
+                           functions[1],
+                           functions[2]};
+    if (entry.room < kHead) throw py::value_error("there is no room for a head");
     auto& kept = state.objects;
     std::erase_if(kept, [&](const auto& other) {
-      return other->root == entry->root && other->kind.is(entry->kind);
+      return other->root == entry.root && other->kind.is(entry.kind);
     });
     if (kept.size() >= kMostObjectCalls) kept.erase(kept.begin());
-    kept.push_back(std::move(entry));
+    kept.push_back(std::make_shared<const ObjectCall>(entry));
     Py_RETURN_NONE;
   });
 }

@@ -1,17 +1,18 @@
 // Calls on small Python objects, from a method of the communicator to the engine. A method of
 // `Fastcall`, see fast_path.h:
 //
-//   fast.remember_object(kind, root, call, room, rows, sends, reads, functions)
+//   fast.remember_object(kind, root, call, room, given, came, sends, reads, functions)
 //
-// lets the extension serve calls of this kind and root. `call` moves the first `room` bytes of an
-// object: its size, the root, and what there is room for of the object as bytes. It gives `rows` of
-// these, or 0: that of the root alone. This rank sends an object, and reads those that come, or
-// not. The functions are
+// lets the extension serve calls of this kind and root. The caller gives a list of `given` objects,
+// or one object if that is 0, and gets a list of `came` objects, or one, that of the root, if that
+// is 0. `call` moves the first `room` bytes of each: a head, and what there is room for of the
+// object as bytes. This rank gives any, and reads those that come, or not. The functions are
 //
 //   pack(x, pickle)                                 an object as bytes
 //   unpack(data, pickle, sender)                    and back
-//   rest(session, kind, root, data, table, timeout) the bytes of all objects, where `table`, what
-//                                                   `call` gave, is not all of them
+//   rest(session, kind, root, data, came, timeout)  the bytes of all objects that come, where
+//                                                   `came`, what `call` gave, is not all of them;
+//                                                   `data` are the bytes of those given
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -24,7 +25,7 @@ namespace pycoll {
 
 struct ObjectCall {
   RunnableCall call;
-  Py_ssize_t room = 0, rows = 0;
+  Py_ssize_t room = 0, given = 0, came = 0;
   int64_t root = 0;
   bool sends = false, reads = false;
   pybind11::object kind, pack, unpack, rest;

@@ -142,7 +142,12 @@ def of_objects(kind: Kind) -> Callable[[_F], _F]:
 
     Any other call goes to the function decorated.
     """
-    return lambda function: _served(function, kind, _OF_OBJECTS)
+
+    def decorate(function: _F) -> _F:
+        listed = "xs" in inspect.signature(function).parameters
+        return _served(function, kind, _OF_OBJECTS, renamed={"xs": "x"} if listed else {})
+
+    return decorate
 
 
 def _served(

@@ -149,8 +149,8 @@ def test_bytes_are_no_objects():
         call, args = comm.all_to_all_v, (np.zeros(18, np.uint8), [9, 9])
         if comm.rank:
             call, args = comm.all_to_all_object, ([1, 2],)
-        with pytest.raises(MismatchError, match=r"rank 0: all_to_all_v\(uint8\)") as error:
+        with pytest.raises(MismatchError, match=r"rank 0: all_to_all_v\(uint8") as error:
             call(*args)
-        return "all_to_all_v(object)" in str(error.value)
+        return "rank 1: all_to_all_object(" in str(error.value)
 
     assert run_threads(2, ranks) == [True, True]

@@ -16,7 +16,9 @@ def once(comm):
     for root in range(comm.world_size):
         comm.broadcast_object(0, root)
         comm.gather_object(0, root)
+        comm.scatter_object([0] * comm.world_size, root)
     comm.all_gather_object(0)
+    comm.all_to_all_object([0] * comm.world_size)
 
 
 class Told(Exception):
@@ -57,9 +59,9 @@ def same(found, expected):
 def many(comm, seed):
     rng = random.Random(seed)
     for _ in range(60):
-        kind, root, trusted = rng.randrange(4), rng.randrange(comm.world_size), rng.random() < 0.3
+        kind, root, trusted = rng.randrange(6), rng.randrange(comm.world_size), rng.random() < 0.3
         objects = [an_object(rng) for _ in range(comm.world_size)]
-        mine = objects[comm.rank]
+        mine, choice = objects[comm.rank], rng.choice([list, tuple])
         if kind == 0:
             assert same(comm.broadcast_object(mine, root, pickle=trusted), objects[root])
         elif kind == 1:
@@ -68,6 +70,13 @@ def many(comm, seed):
         elif kind == 2:
             found = comm.gather_object(mine, root, pickle=trusted)
             assert all(map(same, found, objects)) if comm.rank == root else found is None
+        elif kind == 3:
+            mine = choice(objects) if comm.rank == root else None
+            assert same(comm.scatter_object(mine, root, pickle=trusted), objects[comm.rank])
+        elif kind == 4:
+            table = [[an_object(rng) for _ in objects] for _ in objects]
+            found = comm.all_to_all_object(table[comm.rank], pickle=trusted)
+            assert all(map(same, found, [row[comm.rank] for row in table]))
         else:
             comm.all_reduce(np.ones(3), async_op=True)
     return True
@@ -87,12 +96,13 @@ def test_small_ones_run_in_the_extension(monkeypatch):
     def ranks(comm):
         once(comm)
         with monkeypatch.context() as changed:
-            changed.setattr(objects, "gather", None)
-            changed.setattr(objects, "broadcast", None)
+            for name in ("gather", "broadcast", "scatter", "all_to_all"):
+                changed.setattr(objects, name, None)
             found = comm.all_gather_object(1), comm.gather_object(2), comm.broadcast_object(3)
-        return *found, comm.all_gather_object("x" * 1000) == ["x" * 1000]
+            found += comm.scatter_object([4]), comm.all_to_all_object([5])
+            return *found, comm.all_gather_object("x" * 1000) == ["x" * 1000]
 
-    assert run_threads(1, ranks) == [([1], [2], 3, True)]
+    assert run_threads(1, ranks) == [([1], [2], 3, 4, [5], True)]
 
 
 def refused(comm):
@@ -102,6 +112,8 @@ def refused(comm):
         lambda x: comm.broadcast_object(x, 1),
         lambda x: comm.all_gather_object(x),
         lambda x: comm.gather_object(x),
+        lambda x: comm.scatter_object([1, x], 1),
+        lambda x: comm.all_to_all_object([1, x]),
     ):
         with pytest.raises((ArgumentError, PeerRejected), match="range") as found:
             call(range(3) if comm.rank == 1 else 1)
@@ -110,7 +122,7 @@ def refused(comm):
 
 
 def test_what_cannot_be_sent_is_an_error_on_every_rank():
-    peer, own = (["PeerRejected"] * 3, [0, 1]), (["ArgumentError"] * 3, [0, 1])
+    peer, own = (["PeerRejected"] * 5, [0, 1]), (["ArgumentError"] * 5, [0, 1])
     assert run_threads(2, refused) == [peer, own]
 
 
@@ -119,13 +131,15 @@ def test_what_cannot_be_sent_is_an_error_on_every_rank():
     [
         lambda comm: comm.gather_object(1, root=comm.rank),
         lambda comm: comm.broadcast_object(1, root=comm.rank),
+        lambda comm: comm.scatter_object([1, 2], root=comm.rank),
+        lambda comm: comm.scatter_object([1, 2]) if comm.rank else comm.all_to_all_object([1, 2]),
         lambda comm: comm.gather_object(1) if comm.rank else comm.all_gather_object(1),
     ],
 )
 def test_other_roots_and_other_calls_are_told(call):
     def ranks(comm):
         once(comm)
-        with pytest.raises(MismatchError, match=r"gather_v|broadcast_object"):
+        with pytest.raises(MismatchError, match=r"(gather|broadcast|scatter)_object"):
             call(comm)
         return True
 

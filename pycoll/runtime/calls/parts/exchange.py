@@ -36,22 +36,35 @@ def in_parts(function: _F) -> _F:
 
 
 class BytesCall(NamedTuple):
-    """A call that moves bytes; all ranks give as many."""
+    """A call that moves rows of bytes; all ranks give as many."""
 
     request: CallRequest
-    nbytes: int  # of the result
+    given: int  # rows of this rank's
+    came: int  # rows of the result
+    row: int  # bytes
     runs: Any  # see `_C.Fastcall.on_bytes`
+
+
+def bytes_call(session: Session, request: CallRequest, row: int) -> BytesCall:
+    """Return the call that moves rows of so many bytes, as a part of one of `request.within`."""
+    key = request.kind, request.within, request.root, row
+    found = session.kept.get(key)
+    if found is None:
+        n = session.world_size
+        given = n if request.kind in (Kind.SCATTER, Kind.ALL_TO_ALL) else 1
+        came = n if request.kind in (Kind.ALL_GATHER, Kind.ALL_TO_ALL) else 1
+        call = BytesCall(request, given, came, row, None)
+
+        def prepare() -> Any:
+            return session.remembered(_prepare(session, call, bytes(given * row)))
+
+        found = session.kept[key] = call._replace(runs=session.refusing(prepare))
+    return found
 
 
 def gathers(session: Session, kind: Kind, nbytes: int) -> BytesCall:
     """Return the call that all-gathers so many bytes of each rank, as a part of one of `kind`."""
-    key = kind, nbytes
-    found = session.kept.get(key)
-    if found is None:
-        request = CallRequest(Kind.ALL_GATHER, within=kind)
-        found = _bytes_call(session, request, nbytes, session.world_size)
-        session.kept[key] = found
-    return found
+    return bytes_call(session, CallRequest(Kind.ALL_GATHER, within=kind), nbytes)
 
 
 def exchange(session: Session, kind: Kind, row: bytes, limit: float | None = None) -> bytes:
@@ -66,53 +79,32 @@ def exchange(session: Session, kind: Kind, row: bytes, limit: float | None = Non
     Returns:
         The bytes of all ranks.
     """
-    return _run(session, gathers(session, kind, len(row)), row, limit)
-
-
-def broadcasts(session: Session, kind: Kind, root: int, nbytes: int) -> BytesCall:
-    """Return the call that broadcasts so many bytes, as a part of one of `kind`."""
-    key = kind, root, nbytes
-    found = session.kept.get(key)
-    if found is None:
-        request = CallRequest(Kind.BROADCAST, root=root, within=kind)
-        found = _bytes_call(session, request, nbytes, 1)
-        session.kept[key] = found
-    return found
+    return move(session, gathers(session, kind, len(row)), row, limit)
 
 
 def spread(session: Session, kind: Kind, root: int, row: bytes, limit: float) -> bytes:
     """Return the root's bytes on every rank: a broadcast that is a part of a call of `kind`."""
-    return _run(session, broadcasts(session, kind, root, len(row)), row, limit)
+    request = CallRequest(Kind.BROADCAST, root=root, within=kind)
+    return move(session, bytes_call(session, request, len(row)), row, limit)
 
 
-def _run(session: Session, call: BytesCall, row: bytes, limit: float | None) -> bytes:
+def move(session: Session, call: BytesCall, data: bytes, limit: float | None = None) -> bytes:
+    """Make a call on bytes; return what it gives."""
     limit = session.config.timeout_s if limit is None else limit
     site = session.site()
-    found = session.fast.on_bytes(call.runs, row, call.nbytes, site, limit)
+    found = session.fast.on_bytes(call.runs, data, call.came * call.row, site, limit)
     if found is not NotImplemented:
         return found
-    out = _memory(call.nbytes)  # calls in the background come first
-    prepared = session.refusing(lambda: _prepare(session, call.request, row, out))
-    session.start(prepared, limit, False)
-    return out.tobytes()
+    prepared = session.refusing(lambda: _prepare(session, call, data))
+    session.start(prepared, limit, False)  # calls in the background come first
+    return prepared.result.tobytes()
 
 
-def _bytes_call(session: Session, request: CallRequest, nbytes: int, rows: int) -> BytesCall:
-    def prepare() -> Any:
-        out = _memory(rows * nbytes)
-        return session.remembered(_prepare(session, request, bytes(nbytes), out))
-
-    return BytesCall(request, rows * nbytes, session.refusing(prepare))
-
-
-def _prepare(session: Session, request: CallRequest, row: bytes, out: np.ndarray) -> Prepared:
-    given = np.frombuffer(row, np.uint8).reshape(1, -1)
-    return session.prepare(request, given, out.reshape(-1, len(row)))
-
-
-def _memory(nbytes: int) -> np.ndarray:
-    """Return memory that is not NumPy's, which may be symmetric."""
-    return np.frombuffer(bytearray(nbytes), np.uint8)
+def _prepare(session: Session, call: BytesCall, data: bytes) -> Prepared:
+    """Prepare a call on memory that is not NumPy's, which may be symmetric."""
+    given = np.frombuffer(data, np.uint8).reshape(call.given, call.row)
+    out = np.frombuffer(bytearray(call.came * call.row), np.uint8).reshape(call.came, call.row)
+    return session.prepare(call.request, given, out)
 
 
 def exchange_texts(session: Session, kind: Kind, text: str, limit: float) -> list[str]:

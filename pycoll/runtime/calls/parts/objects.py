@@ -1,10 +1,15 @@
-"""Calls on Python objects: they become bytes, and the bytes travel in the calls on arrays."""
+"""Calls on Python objects: they become bytes, and the bytes travel in the calls on arrays.
+
+First the head of each object moves, with as many of its bytes as there is room for: of small ones
+that is all. If any is larger, all move once more, whole.
+"""
 
 from __future__ import annotations
 
+import itertools
 import struct
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,131 +17,53 @@ import numpy as np
 from pycoll.errors import ArgumentError
 from pycoll.runtime.calls.parts import v_variants
 from pycoll.runtime.calls.parts.encoding import pack, unpack
-from pycoll.runtime.calls.parts.exchange import (
-    broadcasts,
-    exchange,
-    gathers,
-    in_parts,
-    spread,
-)
+from pycoll.runtime.calls.parts.exchange import bytes_call, in_parts, move, spread
 from pycoll.runtime.calls.parts.said_sizes import check_equal
 from pycoll.runtime.calls.prepared import CallRequest
 from pycoll.runtime.sessions.session import Session
 from pycoll.types import Kind
 
-_HEAD = struct.Struct("=QQ")  # before each object: its size, and the root of the call
-_SIZE = struct.Struct("=Q")  # before each object of `all_to_all`
-_HEAD_BYTES, _HEADS_BYTES, _LEAST_HEAD = 512, 64 << 10, 32
+_HEAD = struct.Struct("=QQQ")
+"""Before each object: its size, that of the largest one of its sender's, and the root."""
+_HEAD_BYTES, _HEADS_BYTES, _LEAST_HEAD = 512, 64 << 10, 64
 """Of the first call, which small objects need no other after; of many ranks all heads together."""
 
 
 def broadcast(session: Session, x: Any, root: int, pickle: bool, timeout: float | None) -> Any:
     """See `Communicator.broadcast_object`."""
-    kind = Kind.BROADCAST_OBJECT
-
-    def prepare() -> tuple[int, float, bytes]:
-        whose, limit = session.check(CallRequest(Kind.BROADCAST, root=root), timeout)
-        return whose, limit, pack(x, pickle) if session.rank == whose else b""
-
-    root, limit, data = session.refusing(prepare)
-    head = spread(session, kind, root, _head(data, root, _HEAD_BYTES), limit)
-    sends = session.rank == root
-    call = broadcasts(session, kind, root, _HEAD_BYTES).runs
-    session.fast.remember_object(kind, root, call, _HEAD_BYTES, 0, sends, not sends, _FUNCTIONS)
-    (body,) = _rest(session, kind, root, data, head, timeout)
-    return x if sends else unpack(body, pickle, root)
+    request = CallRequest(Kind.BROADCAST, root=root, within=Kind.BROADCAST_OBJECT)
+    given = lambda sends: [pack(x, pickle)] if sends else []  # noqa: E731
+    sends, bodies = _move(session, request, given, timeout, single=True)
+    return x if sends else unpack(bodies[0], pickle, root)
 
 
 def gather(
     session: Session, kind: Kind, x: Any, root: int, pickle: bool, timeout: float | None
 ) -> list[Any] | None:
     """See `Communicator.gather_object` and `Communicator.all_gather_object`."""
-
-    def prepare() -> tuple[int, float, bytes]:
-        return *session.check(CallRequest(kind, root=root), timeout), pack(x, pickle)
-
-    root, limit, data = session.refusing(prepare)
-    n = session.world_size
-    room = max(_LEAST_HEAD, min(_HEAD_BYTES, _HEADS_BYTES // n))
-    heads = exchange(session, kind, _head(data, root, room), limit)
-    reads = kind != Kind.GATHER_V or session.rank == root
-    call = gathers(session, kind, room).runs
-    session.fast.remember_object(kind, root, call, room, n, True, reads, _FUNCTIONS)
-    bodies = _rest(session, kind, root, data, heads, timeout)
-    return [unpack(body, pickle, rank) for rank, body in enumerate(bodies)] if reads else None
+    request = CallRequest(Kind.ALL_GATHER, root=root, within=kind)
+    _, bodies = _move(session, request, lambda _: [pack(x, pickle)], timeout)
+    if kind == Kind.GATHER_OBJECT and session.rank != root:
+        return None
+    return [unpack(body, pickle, rank) for rank, body in enumerate(bodies)]
 
 
-def _head(data: bytes, root: int, room: int) -> bytes:
-    """Return the size of an object, the root of its call, and its first bytes."""
-    return (_HEAD.pack(len(data), root) + data[: room - _HEAD.size]).ljust(room, b"\0")
+def scatter(session: Session, xs: Any, root: int, pickle: bool, timeout: float | None) -> Any:
+    """See `Communicator.scatter_object`."""
+    request = CallRequest(Kind.SCATTER, root=root, within=Kind.SCATTER_OBJECT)
+    given = lambda sends: (  # noqa: E731
+        _packed_each(xs, session, pickle, "the root needs") if sends else []
+    )
+    sends, bodies = _move(session, request, given, timeout, listed=True, single=True)
+    return xs[root] if sends else unpack(bodies[0], pickle, root)
 
 
-@in_parts
-def _rest(
-    session: Session, kind: Kind, root: int, data: bytes, heads: bytes, timeout: float | None
-) -> list[memoryview]:
-    """Move what the heads have no room for; return all of each object.
-
-    Also where the extension has moved the heads: see `_C.Fastcall.remember_object`.
-    """
-    if kind == Kind.BROADCAST_OBJECT:
-        return [_rest_of_one(session, root, data, heads, timeout)]
-    room = len(heads) // session.world_size
-    starts = range(0, len(heads), room)
-    sizes, roots = zip(*(_HEAD.unpack_from(heads, at) for at in starts), strict=True)
-    check_equal(session, kind, "root", roots, session.limit(timeout))
-    ends = [at + min(room, _HEAD.size + size) for at, size in zip(starts, sizes, strict=True)]
-    view = memoryview(heads)
-    bodies = [view[at + _HEAD.size : end] for at, end in zip(starts, ends, strict=True)]
-    if max(sizes) > room - _HEAD.size:
-        rests = [max(0, size - (room - _HEAD.size)) for size in sizes]
-        row = np.frombuffer(data, np.uint8)[room - _HEAD.size :]
-        whole = v_variants.gather(session, kind, row, root, None, timeout, known=rests)
-        if whole is not None:
-            parts = np.split(whole, np.cumsum(rests)[:-1])
-            both = zip(bodies, parts, strict=True)
-            bodies = [memoryview(b"".join((body, part.data))) for body, part in both]
-    return bodies
-
-
-def _rest_of_one(
-    session: Session, root: int, data: bytes, head: bytes, timeout: float | None
-) -> memoryview:
-    size, _ = _HEAD.unpack_from(head)
-    room = _HEAD_BYTES - _HEAD.size
-    body = memoryview(head)[_HEAD.size : _HEAD.size + size]
-    if size <= room:
-        return body
-    whole = np.frombuffer(data, np.uint8)
-    if session.rank != root:
-        whole = session.refusing(lambda: np.empty(size, np.uint8))
-        whole[:room] = body
-    rest = whole[room:]
-    session.call(Kind.BROADCAST, rest, rest, "sum", root, None, None, timeout)
-    return whole.data
-
-
-_FUNCTIONS = pack, unpack, _rest
-
-
-@in_parts
 def all_to_all(session: Session, xs: Any, pickle: bool, timeout: float | None) -> list[Any]:
     """See `Communicator.all_to_all_object`."""
-
-    def prepare() -> tuple[bytes, list[int]]:
-        packed = _packed_each(xs, session, pickle, "every rank needs")
-        pieces = [piece for data in packed for piece in (_SIZE.pack(len(data)), data)]
-        return b"".join(pieces), [_SIZE.size + len(data) for data in packed]
-
-    data, counts = session.refusing(prepare)
-    row = np.frombuffer(data, np.uint8)
-    whole = v_variants.all_to_all(session, row, counts, None, timeout, dtype_name="object")
-    came, found, at = whole.data, [], 0
-    for rank in range(session.world_size):
-        (size,) = _SIZE.unpack_from(came, at)
-        at += _SIZE.size + size
-        found.append(unpack(came[at - size : at], pickle, rank))
-    return found
+    request = CallRequest(Kind.ALL_TO_ALL, within=Kind.ALL_TO_ALL_OBJECT)
+    given = lambda _: _packed_each(xs, session, pickle, "every rank needs")  # noqa: E731
+    _, bodies = _move(session, request, given, timeout, listed=True)
+    return [unpack(body, pickle, rank) for rank, body in enumerate(bodies)]
 
 
 def _packed_each(xs: Any, session: Session, pickle: bool, whose: str) -> list[bytes]:
@@ -148,17 +75,122 @@ def _packed_each(xs: Any, session: Session, pickle: bool, whose: str) -> list[by
     return [pack(x, pickle) for x in xs]
 
 
+def _move(
+    session: Session,
+    request: CallRequest,
+    given: Callable[[bool], list[bytes]],
+    timeout: float | None,
+    *,
+    listed: bool = False,
+    single: bool = False,
+) -> tuple[bool, list[memoryview]]:
+    """Move objects, and let the extension serve calls like this one.
+
+    Args:
+        session: The ranks.
+        request: Moves the heads.
+        given: Returns what a rank gives that sends, or that does not.
+        timeout: Seconds, or None.
+        listed: The caller gives a list of objects, one for each rank.
+        single: And gets one object, that of the root, which alone sends.
+
+    Returns:
+        Whether this rank sends, and the bytes of the objects that have come.
+    """
+    n, kind = session.world_size, request.within
+    room = max(_LEAST_HEAD, min(_HEAD_BYTES, _HEADS_BYTES // n))
+
+    def prepare() -> tuple[int, float, bool, list[bytes]]:
+        root, limit = session.check(request, timeout)
+        sends = not single or session.rank == root
+        return root, limit, sends, given(sends)
+
+    root, limit, sends, data = session.refusing(prepare)
+    call = bytes_call(session, request._replace(root=root if single else 0), room)
+    largest = max(map(len, data), default=0)
+    heads = [_HEAD.pack(len(x), largest, root) + x[: room - _HEAD.size] for x in data]
+    rows = b"".join(head.ljust(room, b"\0") for head in heads) or bytes(call.given * room)
+    came = move(session, call, rows, limit)
+    reads = sends != single and (kind != Kind.GATHER_OBJECT or session.rank == root)
+    shape = n if listed else 0, 0 if single else n
+    session.fast.remember_object(kind, root, call.runs, room, *shape, sends, reads, _FUNCTIONS)
+    return sends, _rest(session, kind, root, data, came, timeout)
+
+
 @in_parts
-def scatter(session: Session, xs: Any, root: int, pickle: bool, timeout: float | None) -> Any:
-    """See `Communicator.scatter_object`."""
-    n = session.world_size
-    request = CallRequest(Kind.SCATTER_V, root=root)
-    root, limit = session.refusing(lambda: session.check(request, timeout))
-    packed: list[bytes] = []
-    if session.rank == root:
-        packed = session.refusing(lambda: _packed_each(xs, session, pickle, "the root needs"))
-    sizes = array("Q", [len(piece) for piece in packed] or [0] * n)
-    counts = array("Q", spread(session, Kind.SCATTER_V, root, sizes.tobytes(), limit)).tolist()
-    whole = np.frombuffer(b"".join(packed), np.uint8)
-    mine = v_variants.scatter(session, whole, counts, root, None, timeout)
-    return xs[root] if session.rank == root else unpack(mine.data, pickle, root)
+def _rest(
+    session: Session,
+    kind: Kind,
+    root: int,
+    data: list[bytes],
+    came: bytes,
+    timeout: float | None,
+) -> list[memoryview]:
+    """Move what the heads have no room for; return all of each object.
+
+    Also where the extension has moved the heads: see `_C.Fastcall.remember_object`.
+    """
+    single = kind in (Kind.BROADCAST_OBJECT, Kind.SCATTER_OBJECT)
+    room = len(came) // (1 if single else session.world_size)
+    starts = range(0, len(came), room)
+    sizes, largest, roots = zip(*(_HEAD.unpack_from(came, at) for at in starts), strict=True)
+    check_equal(session, kind, "root", roots, session.limit(timeout))
+    if max(largest) > room - _HEAD.size:
+        return _WHOLE[kind](session, kind, root, data, sizes, timeout)
+    view = memoryview(came)
+    firsts = (at + _HEAD.size for at in starts)
+    return [view[first : first + size] for first, size in zip(firsts, sizes, strict=True)]
+
+
+def _broadcast_whole(
+    session: Session, _: Kind, root: int, data: list[bytes], sizes: Sequence[int], timeout: Any
+) -> list[memoryview]:
+    if data:
+        whole = np.frombuffer(data[0], np.uint8)
+    else:
+        whole = session.refusing(lambda: np.empty(sizes[0], np.uint8))
+    session.call(Kind.BROADCAST, whole, whole, "sum", root, None, None, timeout)
+    return [whole.data]
+
+
+def _gather_whole(
+    session: Session, kind: Kind, root: int, data: list[bytes], sizes: Sequence[int], timeout: Any
+) -> list[memoryview]:
+    row, to_all = np.frombuffer(data[0], np.uint8), kind == Kind.ALL_GATHER_OBJECT
+    by_size = Kind.ALL_GATHER_V if to_all else Kind.GATHER_V
+    whole = v_variants.gather(session, by_size, row, root, None, timeout, known=list(sizes))
+    return [] if whole is None else _cut(whole, sizes)
+
+
+def _scatter_whole(
+    session: Session, kind: Kind, root: int, data: list[bytes], _: Sequence[int], timeout: Any
+) -> list[memoryview]:
+    sizes = array("Q", map(len, data) if data else [0] * session.world_size)
+    limit = session.limit(timeout)
+    counts = array("Q", spread(session, kind, root, sizes.tobytes(), limit)).tolist()
+    whole = np.frombuffer(b"".join(data), np.uint8)
+    return [v_variants.scatter(session, whole, counts, root, None, timeout).data]
+
+
+def _all_to_all_whole(
+    session: Session, _: Kind, __: int, data: list[bytes], sizes: Sequence[int], timeout: Any
+) -> list[memoryview]:
+    row, counts = np.frombuffer(b"".join(data), np.uint8), list(map(len, data))
+    whole = v_variants.all_to_all(session, row, counts, None, timeout, dtype_name="object")
+    return _cut(whole, sizes)
+
+
+def _cut(whole: np.ndarray, sizes: Sequence[int]) -> list[memoryview]:
+    """Return pieces of so many bytes each."""
+    ends = itertools.accumulate(sizes)
+    return [whole.data[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+
+
+_WHOLE = {
+    Kind.BROADCAST_OBJECT: _broadcast_whole,
+    Kind.ALL_GATHER_OBJECT: _gather_whole,
+    Kind.GATHER_OBJECT: _gather_whole,
+    Kind.SCATTER_OBJECT: _scatter_whole,
+    Kind.ALL_TO_ALL_OBJECT: _all_to_all_whole,
+}
+_FUNCTIONS = pack, unpack, _rest
