@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "bindings/calls/fast_path.h"
+#include "bindings/calls/told_sizes.h"
 
 namespace py = pybind11;
 namespace pycoll {
@@ -114,7 +115,7 @@ PyObject* run_on_bytes(PyObject* fastcall, PyObject* const* args, Py_ssize_t nar
 
 PyObject* remember_sized(PyObject* fastcall, PyObject* const* args, Py_ssize_t nargs) {
   return guarded([&]() -> PyObject* {
-    if (nargs != kOwn + 5) throw py::type_error("remember_sized takes 12 arguments");
+    if (nargs != kOwn + 6) throw py::type_error("remember_sized takes 13 arguments");
     FastcallState& state = state_of(fastcall);
     auto entry = std::make_shared<SizedCall>();
     SizedArrays arrays;
@@ -130,6 +131,7 @@ PyObject* remember_sized(PyObject* fastcall, PyObject* const* args, Py_ssize_t n
       if (!describe_array(nullptr, own[4], true, entry->fresh.emplace(), memory)) Py_RETURN_NONE;
       fresh_type = entry->fresh->type;
     }
+    if (may_vary(state, *entry)) entry->told = ToldSizes(py::handle(own[5]).cast<int>());
     const auto& [kind, op, root, order] = entry->key.objects;
     int i = 0;
     for (PyObject* object :
@@ -146,6 +148,54 @@ PyObject* remember_sized(PyObject* fastcall, PyObject* const* args, Py_ssize_t n
 
 namespace {
 
+// Moves blocks of sizes that ranks have told: the result, or the table where Python code is to go
+// on with it. Null with a Python error set if it has failed.
+PyObject* move_sized(FastcallState& state, const SizedCall& like, py::object table,
+                     const ArrayMemory& in, const py::object& x, uint32_t site, double limit_s) {
+  const std::shared_ptr<const Engine> engine = state.engine;
+  if (engine == nullptr || like.told == ToldSizes::kOther) return table.release().ptr();
+  const SizesTable sizes(table,
+                         size_t(PyBytes_GET_SIZE(table.ptr()) / PyBytes_GET_SIZE(like.row.ptr())));
+  if (!sizes.agree()) return table.release().ptr();
+  RunnableCall move;
+  py::object result = py::none();
+  ArrayMemory out;
+  try {
+    move.call = bound_to(*engine, like, sizes);
+    if (like.fresh) {
+      ArrayKey fresh = *like.fresh, made;
+      fresh.dims[0] = 0;
+      for (size_t from = 0; from < sizes.ranks; ++from) {
+        fresh.dims[0] += Py_ssize_t(sizes.rows(like.told, from, engine->rank()));
+      }
+      result = new_array(fresh, x.ptr());
+      describe_array(nullptr, result.ptr(), true, made, out);
+    }
+  } catch (const Error&) {  // Python code fails in the same way, and lets peers hear of it
+    return table.release().ptr();
+  } catch (py::error_already_set& error) {
+    if (!error.matches(PyExc_Exception)) throw;
+    return table.release().ptr();
+  }
+  if (!can_run(state)) return table.release().ptr();
+  CallArrays arrays{in, out, x, result};
+  return run(state, move, arrays, site, limit_s);
+}
+
+// The latest call like this one, but for its sizes; or null.
+std::shared_ptr<const SizedCall> find_with_sizes(const FastcallState& state, const SizedKey& key) {
+  const auto of_rows = [](ArrayKey x) {
+    x.dims[0] = 0;
+    return x;
+  };
+  if (!(key.out == ArrayKey{})) return nullptr;
+  const auto found = std::find_if(state.sized.rbegin(), state.sized.rend(), [&](const auto& entry) {
+    return entry->told != ToldSizes::kOther && entry->key.objects == key.objects &&
+           entry->key.sizes.size() == key.sizes.size() && of_rows(entry->key.x) == of_rows(key.x);
+  });
+  return found == state.sized.rend() ? nullptr : *found;
+}
+
 // Runs a call like an earlier one: its result, or the bytes of what ranks have said if that is new,
 // or NotImplemented. Null with a Python error set if it has failed.
 PyObject* run_like_before(FastcallState& state, PyObject* const* args, uint32_t site,
@@ -155,9 +205,17 @@ PyObject* run_like_before(FastcallState& state, PyObject* const* args, uint32_t 
   if (!can_run(state) || !describe(state, args, key, arrays)) return not_served();
   const auto found = std::find_if(state.sized.begin(), state.sized.end(),
                                   [&](const auto& entry) { return entry->key == key; });
-  if (found == state.sized.end()) return not_served();
-  const std::shared_ptr<const SizedCall> like = *found;  // another thread may drop it meanwhile
   const auto x = py::reinterpret_borrow<py::object>(args[kX]);
+  if (found == state.sized.end()) {
+    const std::shared_ptr<const SizedCall> like = find_with_sizes(state, key);
+    const py::object row = like == nullptr ? py::object() : row_of(*like, key);
+    if (!row) return not_served();
+    py::object table =
+        tell(state, like->tell, row, PyBytes_GET_SIZE(like->table.ptr()), site, limit_s);
+    if (!table) return nullptr;
+    return move_sized(state, *like, std::move(table), arrays.x, x, site, limit_s);
+  }
+  const std::shared_ptr<const SizedCall> like = *found;  // another thread may drop it meanwhile
   const py::object result = result_of(*like, x.ptr(), args[kOut], arrays.out);
   if (!result || !can_run(state)) return not_served();  // that may have run Python code
   const Py_ssize_t nbytes = PyBytes_GET_SIZE(like->table.ptr());
@@ -165,8 +223,9 @@ PyObject* run_like_before(FastcallState& state, PyObject* const* args, uint32_t 
   if (!table) return nullptr;
   const bool as_before = std::memcmp(PyBytes_AS_STRING(table.ptr()),
                                      PyBytes_AS_STRING(like->table.ptr()), size_t(nbytes)) == 0;
+  if (!as_before) return move_sized(state, *like, std::move(table), arrays.x, x, site, limit_s);
   // Python code raises what a communicator raises that another thread has closed meanwhile.
-  if (!as_before || !can_run(state)) return table.release().ptr();
+  if (!can_run(state)) return table.release().ptr();
   CallArrays given{arrays.x, arrays.out, x, result};
   return run(state, like->move, given, site, limit_s);
 }

@@ -6,14 +6,16 @@
 // runs a bound or staged call on the memory of `data`, bytes, and returns the `nbytes` bytes of its
 // result.
 //
-//   fast.remember_sized(kind, x, out, op, root, order, sizes, tell, row, table, move, result)
+//   fast.remember_sized(kind, x, out, op, root, order, sizes, tell, row, table, move, result, told)
 //   fast.run_sized(kind, x, out, op, root, order, sizes, site, timeout_s)
 //
 // The second runs a v-variant like one that was remembered: on arrays of these shapes and dtypes,
 // with equal `sizes`, a list of ints, and all else being the very objects that were remembered.
 // First `tell` gives all ranks the `row` of each. If that makes the `table` of then, `move` runs on
 // the arrays, and its result is returned; if not, the bytes of the new table, and nothing has been
-// moved. `result` is an array like the one to allocate, or None.
+// moved. `result` is an array like the one to allocate, or None. `told` is what ranks tell each
+// other: the rows that each has for all or for the root (1), or for each (2), so that calls whose
+// sizes are others are served, too; or anything else (0).
 //
 // Where only Python code can serve a call, and where nothing like it is remembered, on_bytes and
 // run_sized do nothing, and return NotImplemented.
@@ -40,8 +42,11 @@ struct SizedKey {
   bool operator==(const SizedKey&) const = default;
 };
 
+enum class ToldSizes : uint8_t { kOther, kOfEach, kFromEachToEach };
+
 struct SizedCall {
   SizedKey key;
+  ToldSizes told = ToldSizes::kOther;
   RunnableCall tell, move;
   pybind11::bytes row, table;
   std::optional<ArrayKey> fresh;  // the result to allocate

@@ -10,6 +10,8 @@ from pycoll.runtime.sessions.session import Session
 from pycoll.types import Kind
 
 _MOST_BYTES = 64 << 10  # of what all ranks say of their sizes
+_TOLD = {Kind.ALL_GATHER_V: 1, Kind.GATHER_V: 1, Kind.ALL_TO_ALL_V: 2}
+"""What ranks tell each other, see `_C.Fastcall.remember_sized`; 0 for all other kinds."""
 
 
 class Sized(NamedTuple):
@@ -60,4 +62,5 @@ def remember(session: Session, call: Sized, told: Told, made: Prepared) -> None:
     if (made.in_ptr, made.out_ptr) == told.places and len(told.table) <= _MOST_BYTES:
         tell = gathers(session, call.kind, len(told.row)).runs
         move = session.remembered(made)
-        session.fast.remember_sized(*call, tell, told.row, told.table, move, made.result)
+        kind = _TOLD.get(call.kind, 0)
+        session.fast.remember_sized(*call, tell, told.row, told.table, move, made.result, kind)
