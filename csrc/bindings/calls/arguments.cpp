@@ -146,6 +146,14 @@ py::tuple dlpack(const py::object& capsule) {
                         t.writable);
 }
 
+// What ArrayKey has for the elements of a tensor; 0 of anything else.
+uint32_t element_of(PyObject* object) {
+  ArrayKey key;
+  ArrayMemory memory;
+  if (Py_TYPE(object) == py::detail::npy_api::get().PyArray_Type_) return 0;
+  return describe_array(nullptr, object, false, key, memory) ? key.element : 0;
+}
+
 py::array array_at(uintptr_t pointer, const std::vector<py::ssize_t>& shape,
                    const std::vector<py::ssize_t>& strides, const py::dtype& dtype,
                    const py::object& owner) {
@@ -243,6 +251,7 @@ void bind_arrays(py::module_& m) {
   using namespace pybind11::literals;
   m.def("open_dlpack", &dlpack, "capsule"_a);
   m.def("address", &address, "array"_a);
+  m.def("element", [](py::handle x) { return element_of(x.ptr()); }, "x"_a);
   m.def("stretch", &stretch, "x"_a, "written"_a);
   m.def("array_at", &array_at, "pointer"_a, "shape"_a, "strides"_a, "dtype"_a, "owner"_a);
 }

@@ -16,7 +16,7 @@ namespace {
 
 constexpr int64_t kTags = int64_t{1} << 31;
 
-// A message as it usually is: a plain array of a known type, and numbers in range.
+// A message as it usually is: a plain array or tensor of a known type, and numbers in range.
 struct PlainMessage {
   char* data;
   uint64_t nbytes;
@@ -41,19 +41,47 @@ std::optional<int64_t> plain_source(PyObject* x, uint32_t ranks) {
   return rank && *rank >= 0 ? rank : std::nullopt;
 }
 
+// The memory of a plain array, and what its type is known by in MessagePath::types; or of a tensor,
+// which only a call may use that ends before it returns: the tensor may let go of its memory.
+struct PlainMemory {
+  char* data;
+  uint64_t nbytes;
+  py::object type;
+};
+
+std::optional<PlainMemory> plain_memory(PyObject* x, bool written, bool may_be_tensor) {
+  if (const auto memory = stretch(x, written)) {
+    const auto type = reinterpret_cast<PyObject*>(py::detail::array_proxy(x)->descr);
+    return PlainMemory{reinterpret_cast<char*>(memory->first), memory->second,
+                       py::reinterpret_borrow<py::object>(type)};
+  }
+  ArrayKey key;
+  ArrayMemory memory;
+  if (!may_be_tensor || x == Py_None) return std::nullopt;
+  const bool plain = describe_array(nullptr, x, written, key, memory) && !memory.scattered;
+  if (!plain || key.element == 0) return std::nullopt;
+  return PlainMemory{memory.data, memory.nbytes, py::int_(key.element)};
+}
+
 std::optional<PlainMessage> plain_message(const py::dict& types, PyObject* x, bool incoming,
-                                          PyObject* peer, uint32_t ranks, PyObject* tag) {
+                                          PyObject* peer, uint32_t ranks, PyObject* tag,
+                                          bool may_be_tensor) {
   const auto rank = incoming ? plain_source(peer, ranks) : plain_number(peer, 0, ranks);
   const auto label = plain_number(tag, 0, kTags);
-  const auto memory = rank && label ? stretch(x, incoming) : std::nullopt;
+  const auto memory = rank && label ? plain_memory(x, incoming, may_be_tensor) : std::nullopt;
   if (!memory) return std::nullopt;
-  PyObject* const type = reinterpret_cast<PyObject*>(py::detail::array_proxy(x)->descr);
-  PyObject* const number = PyDict_GetItemWithError(types.ptr(), type);
+  PyObject* const number = PyDict_GetItemWithError(types.ptr(), memory->type.ptr());
   if (number == nullptr && PyErr_Occurred() != nullptr) throw py::error_already_set();
   if (number == nullptr) return std::nullopt;
-  return PlainMessage{reinterpret_cast<char*>(memory->first), memory->second,
+  return PlainMessage{memory->data, memory->nbytes,
                       static_cast<uint32_t>(PyLong_AsUnsignedLong(number)),
                       static_cast<int32_t>(*rank), static_cast<uint32_t>(*label)};
+}
+
+// The array that is sent, or an array of the bytes of the tensor.
+py::object array_of(PyObject* x, const PlainMessage& m) {
+  if (stretch(x, false)) return py::reinterpret_borrow<py::object>(x);
+  return py::array(py::dtype::of<uint8_t>(), {py::ssize_t(m.nbytes)}, m.data, py::handle(x));
 }
 
 // Raises what a call raises that this error has ended.
@@ -133,13 +161,13 @@ class Call {
  private:
   static PyObject* not_served() { return Py_NewRef(Py_NotImplemented); }
 
-  auto going() {
+  auto going(bool may_be_tensor = false) {
     return plain_message(state_.messages.types, args_[kData], false, args_[kTo], box_->world_size(),
-                         args_[kTag]);
+                         args_[kTag], may_be_tensor);
   }
-  auto coming(PyObject* tag) {
+  auto coming(PyObject* tag, bool may_be_tensor = false) {
     return plain_message(state_.messages.types, args_[kInto], true, args_[kFrom],
-                         box_->world_size(), tag);
+                         box_->world_size(), tag, may_be_tensor);
   }
   uint64_t post(const PlainMessage& m) {
     return moved(state_, args_[kData], false,
@@ -151,16 +179,16 @@ class Call {
   }
 
   PyObject* send(double limit_s) {
-    const auto m = going();
+    const auto m = going(true);
     if (!m) return not_served();
     if (const uint64_t ticket = post(*m); ticket != 0) {
-      session_of(state_).attr("leave_behind")(ticket, py::handle(args_[kData]), limit_s);
+      session_of(state_).attr("leave_behind")(ticket, array_of(args_[kData], *m), limit_s);
     }
     Py_RETURN_NONE;
   }
 
   PyObject* recv(double limit_s) {
-    const auto m = coming(args_[kTag]);
+    const auto m = coming(args_[kTag], true);
     if (!m) return not_served();
     return PyLong_FromUnsignedLong(moved(state_, nullptr, true, [&] {
       if constexpr (std::is_same_v<Box, MessagePostbox>) {
@@ -184,8 +212,8 @@ class Call {
   }
 
   PyObject* sendrecv(double limit_s) {
-    const auto out = going();
-    const auto in = coming(args_[kTagInto] == Py_None ? args_[kTag] : args_[kTagInto]);
+    const auto out = going(true);
+    const auto in = coming(args_[kTagInto] == Py_None ? args_[kTag] : args_[kTagInto], true);
     if (!out || !in || out->data == in->data) return not_served();
     const uint64_t first = expect(*in);
     const auto [source, second] = moved(state_, args_[kData], false, [&] {
@@ -199,7 +227,7 @@ class Call {
       }
     });
     if (second == 0) return PyLong_FromUnsignedLong(source);
-    const py::handle x = args_[kData];
+    const py::object x = array_of(args_[kData], *out);
     return session_of(state_).attr("finish_exchange")(first, second, x, limit_s).release().ptr();
   }
 

@@ -1,5 +1,5 @@
-// Messages of plain NumPy arrays, from a method of the communicator to the postbox without Python
-// code.
+// Messages of plain NumPy arrays and tensors, from a method of the communicator to the postbox
+// without Python code.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -21,8 +21,9 @@ struct MessagePath {
   std::shared_ptr<Postbox> host{};         // null: use `wire`
   std::shared_ptr<MessagePostbox> wire{};  // null, too: the communicator is closed
   double limit_s = 0;                      // of calls that name none
-  pybind11::dict types;                    // number of each dtype that arrays have had
-  pybind11::object work;                   // the class of what isend and irecv return
+  // Number of each dtype that arrays have had, and of each ArrayKey::element that tensors have had.
+  pybind11::dict types;
+  pybind11::object work;  // the class of what isend and irecv return
 };
 
 enum class MessageCall : uint8_t { kSend, kRecv, kIsend, kIrecv, kSendrecv };

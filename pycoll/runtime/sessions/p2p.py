@@ -28,8 +28,9 @@ from pycoll.runtime.calls.messages import MessageInfo, MessageWork
 _MOST_CODES = 256
 _MOST_AHEAD, _SMALL = 4096, 16 << 10  # messages that wait for room, and bytes of one
 _PATIENCE_S = 1e-4  # until the first is among them
-_CODES: dict[np.dtype, int] = {}
-"""The element types of NumPy arrays that were sent or received, and their numbers."""
+_CODES: dict[np.dtype | int, int] = {}
+"""The element types of what was sent or received, and their numbers: of NumPy arrays by dtype, of
+tensors by `_C.element`."""
 _BYTES = view(np.empty(0, np.uint8), "x").code
 
 
@@ -346,9 +347,14 @@ def one_way(
 
 
 def _remember(x: Any, code: int) -> None:
-    """Note the number of the element type of a NumPy array that `view` has accepted.
+    """Note the number of the element type of an array or tensor that `view` has accepted.
 
     Not that of dates and records, which may be equal and yet have other names: 1000 ms and 1 s.
     """
-    if type(x) is np.ndarray and x.dtype.kind not in "mMV" and len(_CODES) < _MOST_CODES:
-        _CODES[x.dtype] = code
+    if len(_CODES) >= _MOST_CODES:
+        return
+    if type(x) is np.ndarray:
+        if x.dtype.kind not in "mMV":
+            _CODES[x.dtype] = code
+    elif element := _C.element(x):
+        _CODES[element] = code
