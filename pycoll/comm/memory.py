@@ -115,10 +115,10 @@ class SymmetricMemory:
         what is left of it at both ends, under 4 KiB each, is copied with every call. Views of it
         count as symmetric memory too. It costs about one copy of the array.
 
-        No other thread may write to it meanwhile. After a ``fork`` parent and child share the
-        array. A NumPy array moves back by itself before its memory is freed; of any other kind a
-        reference is kept until `unregister`, or until all communicators that share the memory are
-        gone.
+        No other thread, nor a call in the background, may write to it meanwhile. After a ``fork``
+        parent and child share the array. A NumPy array moves back by itself before its memory is
+        freed; of any other kind a reference is kept until `unregister`, or until all communicators
+        that share the memory are gone.
 
         Args:
             x: A C-contiguous, writable CPU array of at least a page.

@@ -8,6 +8,7 @@
 #include "bindings/bindings.h"
 #include "bindings/calls/arguments.h"
 #include "bindings/calls/fast_path.h"
+#include "bindings/calls/registered_calls.h"
 #include "bindings/calls/remembered_calls.h"
 
 namespace py = pybind11;
@@ -169,6 +170,9 @@ class Call {
     return plain_message(state_.messages.types, args_[kInto], true, args_[kFrom],
                          box_->world_size(), tag, may_be_tensor);
   }
+  // Keeps the array of a message that comes where it is: it would be lost if another thread moved
+  // the array back while it comes.
+  HoldOf held(const PlainMessage& m) const { return {state_.heap.get(), m.data, m.nbytes}; }
   uint64_t post(const PlainMessage& m) {
     return moved(state_, args_[kData], false,
                  [&] { return box_->send(m.data, m.nbytes, m.type, uint32_t(m.peer), m.tag); });
@@ -190,6 +194,7 @@ class Call {
   PyObject* recv(double limit_s) {
     const auto m = coming(args_[kTag], true);
     if (!m) return not_served();
+    const HoldOf hold = held(*m);
     return PyLong_FromUnsignedLong(moved(state_, nullptr, true, [&] {
       if constexpr (std::is_same_v<Box, MessagePostbox>) {
         return box_->recv(m->data, m->nbytes, m->type, m->peer, m->tag, limit_s);
@@ -208,6 +213,9 @@ class Call {
   PyObject* irecv() {
     const auto m = coming(args_[kTag]);
     const py::object work = state_.messages.work;
+    // Python code notes that the message may come into a registered array at any time.
+    const Heap* const heap = state_.heap.get();
+    if (m && heap != nullptr && heap->is_aliased(m->data, m->nbytes)) return not_served();
     return m ? new_work(state_, work, expect(*m), args_[kInto], false) : not_served();
   }
 
@@ -215,6 +223,7 @@ class Call {
     const auto out = going(true);
     const auto in = coming(args_[kTagInto] == Py_None ? args_[kTag] : args_[kTagInto], true);
     if (!out || !in || out->data == in->data) return not_served();
+    const HoldOf hold = held(*in);
     const uint64_t first = expect(*in);
     const auto [source, second] = moved(state_, args_[kData], false, [&] {
       try {

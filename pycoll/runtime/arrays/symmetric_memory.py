@@ -25,7 +25,7 @@ _Registered = tuple[int, _C.Registration, Any]  # past the last byte; what keeps
 class _Loan(NamedTuple):
     registration: _C.Registration
     hold: _C.Hold
-    engine: weakref.ref[_C.Engine]
+    engine: weakref.ref[_C.Engine | _C.Postbox]
     ticket: int
 
     def lasts(self) -> bool:
@@ -150,8 +150,19 @@ class Memory:
         """
         return [raising(_C.Hold, part.registration) for part in parts]
 
-    def lend(self, part: RegisteredPart, engine: _C.Engine, ticket: int) -> None:
-        """Note that a call in the queue of an engine uses a registered array, which is held."""
+    @contextmanager
+    def holding(self, start: int, nbytes: int) -> Iterator[RegisteredPart | None]:
+        """Keep a stretch of memory where it is inside ``with``, if all of it is registered."""
+        part = self.locate(start, nbytes)
+        held = self.hold([] if part is None else [part])
+        try:
+            yield part
+        finally:
+            for hold in held:
+                hold.end()
+
+    def lend(self, part: RegisteredPart, engine: _C.Engine | _C.Postbox, ticket: int) -> None:
+        """Note that what is under way in an engine uses a registered array, which is held."""
         self._end_loans()
         hold = raising(_C.Hold, part.registration)
         self._lent.append(_Loan(part.registration, hold, weakref.ref(engine), ticket))
@@ -291,7 +302,7 @@ class PlainMemory(Memory):
 
     unregister = register
 
-    def registered(self, v: ArrayView) -> RegisteredPart | None:
+    def locate(self, start: int, nbytes: int) -> RegisteredPart | None:
         """Return None: nothing is registered."""
         return None
 

@@ -42,6 +42,7 @@ class TaggedMessages(MessageEnds):
     closed_because: str
     under_way: set[Any]  # messages that have not ended, which keep their arrays
     _ahead: deque[MessageWork]  # messages that wait for room, and whose senders do not
+    memory: Any  # where registered arrays are, see `Memory`
     object_receives: MutableMapping[int, Any]  # that have not ended, in the order of the calls
     fast: Any  # serves messages of plain arrays, see `Messages`
     _engine: Any
@@ -189,7 +190,8 @@ class TaggedMessages(MessageEnds):
 
     def take(self, message: Sequence[int], limit: float) -> int:
         """Receive a message, likewise; return the sender."""
-        source: int = self.messaging(self.postbox().recv, *message, limit)
+        with self.memory.holding(*message[:2]):
+            source: int = self.messaging(self.postbox().recv, *message, limit)
         return source
 
     def messaging(self, function: Any, *args: Any) -> Any:
@@ -298,7 +300,12 @@ class TaggedMessages(MessageEnds):
         return ticket
 
     def _received(self, x: Any, message: Sequence[int]) -> MessageWork:
-        return MessageWork(self, self.messaging(self.postbox().recv, *message), x, False)
+        postbox = self.postbox()
+        with self.memory.holding(*message[:2]) as part:
+            work = MessageWork(self, self.messaging(postbox.recv, *message), x, False)
+            if part is not None:
+                self.memory.lend(part, postbox, work._ticket)
+        return work
 
     def _finish_send(self, ticket: int, x: Any, limit: float) -> None:
         """Wait for a message that is sent; half of it may have arrived if the time is over."""

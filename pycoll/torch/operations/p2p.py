@@ -191,9 +191,11 @@ class Messages:
         try:
             self._sweep()
             buffer, post = self._message(what, tensors, peer, tag)
-            ticket = self.caller.session.guard(
-                post, buffer.data_ptr(), buffer.nbytes, code(buffer.dtype), peer, tag
-            )
+            session, place = self.caller.session, (buffer.data_ptr(), buffer.nbytes)
+            with session.memory.holding(*place) as part:
+                ticket = session.guard(post, *place, code(buffer.dtype), peer, tag)
+                if part is not None:
+                    session.memory.lend(part, self.postbox, ticket)
             if ticket == 0:  # sent
                 work: dist.Work = done(tensors)
             else:

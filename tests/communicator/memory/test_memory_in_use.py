@@ -156,3 +156,38 @@ def test_an_array_that_another_thread_unregisters_before_a_call_begins(method, a
         return comm.all_reduce(x, out=out).max(), x.max()
 
     assert run_processes(2, rank) == [(3, 1), (3, 2)]
+
+
+@pytest.mark.parametrize("call", ["irecv", "recv", "sendrecv"])
+def test_an_array_that_a_message_comes_into_stays_where_it_is(call):
+    """What came while it was moved back would be lost."""
+
+    def rank(comm):
+        x = np.zeros(1 << 16)
+        if comm.rank == 1:
+            comm.recv(np.empty(1), 0, 1)
+            comm.send(x + 7, 0)
+            return 7
+        comm.register(x)
+        blocking = {
+            "irecv": lambda: works.append(comm.irecv(x, 1)),
+            "recv": lambda: comm.recv(x, 1),
+            "sendrecv": lambda: comm.sendrecv(np.ones(1), 0, x, 1, tag=2, recv_tag=0),
+        }
+        works = []
+        thread = threading.Thread(target=blocking[call])
+        thread.start()
+        registration = comm._session.memory._registered[x.ctypes.data][1]
+        deadline = time.monotonic() + 10
+        while not registration.is_held or (call == "irecv" and thread.is_alive()):
+            assert time.monotonic() < deadline
+        with pytest.raises(ArgumentError, match="in use by a call"):
+            comm.unregister(x)
+        comm.send(np.ones(1), 1, 1)
+        thread.join()
+        for work in works:
+            work.wait()
+        comm.unregister(x)
+        return x.max()
+
+    assert run_processes(2, rank) == [7, 7]
