@@ -79,6 +79,8 @@ class Engine {
 
   uint32_t rank() const { return rank_; }
   uint32_t world_size() const { return world_size_; }
+  // False in a child made by fork, where only closing and destruction do no harm.
+  bool at_home() const { return fork_guard_.at_home(); }
   // Lets waits depend on how the ranks of this machine share its cores. Before the first call in
   // the background, and while no other thread uses the engine.
   void share_cores(Sharing sharing) {
@@ -183,7 +185,7 @@ class Engine {
   static constexpr uint8_t kNoted = 1, kTimed = 2;
 
   bool usual() const {
-    return fork_guard_.at_home() && state_.load(std::memory_order_relaxed) == 0;
+    return at_home() && state_.load(std::memory_order_relaxed) == 0;
   }
   void check_usable() const;
   template <bool kTrace>

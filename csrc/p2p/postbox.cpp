@@ -1,7 +1,5 @@
 #include "p2p/postbox.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 
 #include "base/never_freed.h"
@@ -21,8 +19,7 @@ Postbox::Postbox(std::shared_ptr<Engine> engine, Offers offers)
       boxes_(engine_, offers),
       rank_(engine_->rank()),
       bell_(engine_->control().doorbell(rank_)),
-      blocked_(engine_->world_size()),
-      pid_(static_cast<uint64_t>(getpid())) {}
+      blocked_(engine_->world_size()) {}
 
 Postbox::Ticket Postbox::send(const void* data, uint64_t nbytes, uint32_t type, uint32_t dst,
                               uint32_t tag) {
@@ -166,6 +163,7 @@ void Postbox::fail_all(const std::exception_ptr& error) {
 }
 
 bool Postbox::done(Ticket ticket) {
+  if (!engine_->at_home()) return false;  // messages are the parent's; so may be the mutex
   std::lock_guard lock(mutex_);
   try {
     progress();
@@ -222,7 +220,7 @@ void Postbox::close() {
   std::thread last;  // of two threads that close at the same time one waits for it
   {
     std::unique_lock lock(mutex_, std::try_to_lock);
-    if (static_cast<uint64_t>(getpid()) != pid_) {
+    if (!engine_->at_home()) {  // a child has no thread to join, nor one to wait for
       never_free(std::move(thread_));      // never joined, never destroyed
       static_cast<void>(work_.release());  // its end would wait for the parent's thread
       return;

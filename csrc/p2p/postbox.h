@@ -35,6 +35,7 @@ class Postbox {
   Ticket send(const void* data, uint64_t nbytes, uint32_t type, uint32_t dst, uint32_t tag);
   Ticket recv(void* data, uint64_t nbytes, uint32_t type, int32_t src, uint32_t tag);
 
+  // In a child made by fork nothing is: messages are its parent's.
   bool done(Ticket ticket);
 
   // Gives up a recv that nobody waits for: its message, if it comes, is kept for another one, and
@@ -119,7 +120,6 @@ class Postbox {
   bool thread_busy_ = false;  // the thread looks by itself whether there is something to do
   std::unique_ptr<std::condition_variable> work_ = std::make_unique<std::condition_variable>();
   std::thread thread_;
-  const uint64_t pid_;  // a child made by fork has no thread to join, nor one to wait for
 };
 
 }  // namespace pycoll

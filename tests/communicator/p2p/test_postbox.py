@@ -54,6 +54,31 @@ def test_a_forked_child_drops_a_postbox_whose_thread_waits():
     assert run_processes(1, rank, timeout=30) == [0]
 
 
+def test_a_forked_child_takes_no_messages_of_its_parent():
+    """Who asks there whether a message has come gets nothing, and takes nothing away."""
+
+    def rank(comm):
+        x, found = np.zeros(4), []
+        for _ in range(8):
+            if comm.rank == 1:
+                comm.recv(x, 0)
+                comm.send(np.full(4, 7.0), 0)
+                continue
+            work = comm.irecv(x, 1)
+            pid = os.fork()
+            if pid == 0:
+                signal.alarm(10)
+                until = time.monotonic() + 0.1
+                while time.monotonic() < until:
+                    work.done()
+                os._exit(work.done())
+            comm.send(x, 1)
+            found += [work.wait(), os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])]
+        return found
+
+    assert run_processes(2, rank, timeout=30) == [[1, 0] * 8, []]
+
+
 def test_a_postbox_closes_in_the_middle_of_a_message():
     """Nobody asks for it any more, so it needs no memory, of which there may be none."""
 
