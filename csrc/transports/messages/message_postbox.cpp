@@ -220,7 +220,8 @@ bool MessagePostbox::done(Ticket ticket) {
   const std::lock_guard lock(engine_->mutex());
   progress();
   const auto found = items_.find(ticket);
-  return found == items_.end() || found->second.done;
+  if (found == items_.end() || found->second.done) return true;
+  return found->second.incoming && incoming_.empty();  // after a failure nothing more is received
 }
 
 bool MessagePostbox::forget(Ticket ticket) {

@@ -30,7 +30,10 @@ class _Loan(NamedTuple):
 
     def lasts(self) -> bool:
         engine = self.engine()
-        return engine is not None and not engine.done(self.ticket)
+        try:
+            return engine is not None and not engine.done(self.ticket)
+        except _C.EngineError:  # the communicator has failed; a wait says why
+            return False
 
 
 class Memory:

@@ -6,8 +6,10 @@ import time
 import numpy as np
 import pytest
 
+import chaos
 from faults import in_child, mode_at
-from pycoll.errors import ArgumentError, PeerRejected
+from pycoll.config import Config
+from pycoll.errors import ArgumentError, PeerRejected, Revoked
 from pycoll.runtime.calls.prepare import Caller
 from pycoll.runtime.sessions.session import Session
 from pycoll.testing import run_processes
@@ -191,3 +193,24 @@ def test_an_array_that_a_message_comes_into_stays_where_it_is(call):
         return x.max()
 
     assert run_processes(2, rank) == [7, 7]
+
+
+@pytest.mark.parametrize("hosts", [None, [0, 0, 1]])
+def test_an_array_of_a_message_that_has_failed_moves_back(hosts):
+    def rank(comm):
+        if hosts is not None:
+            comm = chaos.over_tcp(comm, hosts, Config(10.0))
+        x, twin = np.zeros(1 << 16), comm.dup()
+        comm.register(x)
+        works = [twin.irecv(x, 1), twin.irecv(x[9:], 1, 1)]
+        comm.barrier()
+        if comm.rank == 0:
+            twin.abort("enough")
+        with pytest.raises(Revoked, match="enough"):
+            works[0].wait()
+        ended = works[1].done()
+        comm.unregister(x)
+        comm.barrier()
+        return ended
+
+    assert run_processes(3, rank, timeout=60) == [True] * 3
