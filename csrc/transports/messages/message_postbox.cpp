@@ -220,8 +220,7 @@ bool MessagePostbox::done(Ticket ticket) {
   const std::lock_guard lock(engine_->mutex());
   progress();
   const auto found = items_.find(ticket);
-  if (found == items_.end() || found->second.done) return true;
-  return found->second.incoming && incoming_.empty();  // after a failure nothing more is received
+  return found == items_.end() || found->second.done || (found->second.incoming && failed_);
 }
 
 bool MessagePostbox::forget(Ticket ticket) {
@@ -274,6 +273,7 @@ uint32_t MessagePostbox::wait(Ticket ticket, double timeout_s) {
   } catch (const Error&) {  // whoever hears of it may change or free the memory
     const std::lock_guard lock(engine_->mutex());
     incoming_.clear();
+    failed_ = true;
     throw;
   }
   if (!finished) {
