@@ -18,6 +18,21 @@ RSH = "ssh -o BatchMode=yes"
 _MORE_S = 30.0  # that another host may take to answer
 
 
+def remote_shell(rsh: str) -> list[str]:
+    """Return the words of what ``--rsh`` says.
+
+    Raises:
+        ArgumentError: If there are none, or they cannot be told apart.
+    """
+    try:
+        words = shlex.split(rsh)
+    except ValueError as error:
+        raise ArgumentError(f"--rsh is {rsh!r}: {str(error).lower()}") from None
+    if not words:
+        raise ArgumentError(f"--rsh is {rsh!r}, expected a command such as ssh")
+    return words
+
+
 def ask(key: int, hosts: Sequence[str], rsh: str = RSH) -> list[subprocess.Popen[str]]:
     """Begin to look at a job on other hosts, as ``pycoll status`` does there.
 
@@ -29,11 +44,12 @@ def ask(key: int, hosts: Sequence[str], rsh: str = RSH) -> list[subprocess.Popen
     Raises:
         ArgumentError: If the command is not there.
     """
+    shell = remote_shell(rsh)
     told = f"{shlex.quote(sys.executable)} -m pycoll status --json --key {key:x}"
     try:
         return [
             subprocess.Popen(
-                [*shlex.split(rsh), host, told],
+                [*shell, host, told],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

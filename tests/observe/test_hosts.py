@@ -79,3 +79,12 @@ def test_hosts_that_do_not_answer_are_named(job):
         ):
             with pytest.raises(ArgumentError, match=why):
                 together(seen, [host], ask(key, [host], rsh))
+
+
+@pytest.mark.parametrize(
+    ("rsh", "why"),
+    [(" ", "--rsh is ' ', expected a command such as ssh"), ("'ssh", "no closing quotation")],
+)
+def test_no_words_of_a_remote_shell(rsh, why):
+    with pytest.raises(ArgumentError, match=why):
+        ask(1, ["there"], rsh)

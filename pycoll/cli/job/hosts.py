@@ -14,9 +14,17 @@ import sys
 import time
 
 from pycoll.cli.job.host_main import CONSEQUENCE
-from pycoll.cli.job.processes import FORWARDED, GRACE_S, KILL_AFTER_S, TIMEOUT_STATUS, say
+from pycoll.cli.job.processes import (
+    FORWARDED,
+    GRACE_S,
+    KILL_AFTER_S,
+    SIGNAL_GRACE_S,
+    TIMEOUT_STATUS,
+    say,
+)
 from pycoll.config import SECRET_VARIABLE, VERSION, environment, job_secret
 from pycoll.errors import ArgumentError
+from pycoll.observe.hosts import remote_shell
 
 _FIRST_PORT, _PORTS = 30_000, 20_000
 _POLL_S = 0.05
@@ -38,7 +46,7 @@ class HostsJob:
     def __init__(
         self, hosts: list[str], n: int, rsh: str, timeout_s: float | None, wakeup: int
     ) -> None:
-        self._hosts, self._rsh, self._wakeup = hosts, shlex.split(rsh), wakeup
+        self._hosts, self._rsh, self._wakeup = hosts, remote_shell(rsh), wakeup
         self._timeout_s = timeout_s
         self._bounds = [n * i // len(hosts) for i in range(len(hosts) + 1)]
         self._agents: list[subprocess.Popen[bytes]] = []
@@ -117,12 +125,15 @@ class HostsJob:
         for number in set(numbers) & set(FORWARDED):
             for agent in self._agents:
                 self._tell(agent, str(int(number)))
+            # A launcher there ends its ranks in that time; one that is not reached cannot.
+            self._end(0.0 if number in self._forwarded else SIGNAL_GRACE_S + GRACE_S)
             self._forwarded.add(number)
 
     def _end(self, delay_s: float) -> None:
-        if not self._plan:
-            now = time.monotonic() + delay_s
-            self._plan = [(now, "hang up"), (now + 2 * KILL_AFTER_S + GRACE_S, "kill")]
+        now = time.monotonic() + delay_s
+        kill = now + 2 * KILL_AFTER_S + GRACE_S
+        if not self._plan or kill < self._plan[-1][0]:
+            self._plan = [(now, "hang up"), (kill, "kill")]
 
     def _stop(self, agent: subprocess.Popen[bytes], what: str) -> None:
         if what == "kill":

@@ -33,6 +33,7 @@ def job(tmp_path):
 echo "$*" >> {tmp_path}/commands
 case "$1" in
   nowhere) echo "no such host" >&2; exit 255;;
+  silent?) echo up; exec sleep 60;;
   bare) exec sh -c "exec /no/python";;
 esac
 shift
@@ -117,6 +118,17 @@ def test_a_signal_reaches_all_hosts(job):
     assert outcome(process)[0] == 128 + signal.SIGTERM
 
 
+def test_the_second_signal_ends_a_job_whose_hosts_do_not_answer(job):
+    process = job("", n=2, hosts="silent1,silent2")
+    assert [process.stdout.readline() for _ in range(2)] == ["up\n", "up\n"]
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    assert outcome(process)[0] == 128 + signal.SIGINT
+    assert time.monotonic() - began < 20
+
+
 def test_the_time_is_over(job):
     status, _, err = outcome(job("import time; time.sleep(60)", "--timeout", "1", n=2))
     assert status == 124
@@ -143,6 +155,8 @@ def test_no_remote_shell():
         (["-n", "2", "--hosts", "a,,b"], "expected different names"),
         (["-n", "2", "--hosts", "a,-oProxyCommand=x"], "no name like an option"),
         (["-n", "2", "--hosts", "a,b", "--keep-going"], "are for ranks of one host"),
+        (["-n", "2", "--hosts", "a,b", "--rsh", ""], "--rsh is '', expected a command such as"),
+        (["-n", "2", "--hosts", "a,b", "--rsh", "'ssh"], "no closing quotation"),
     ],
 )
 def test_what_cannot_be_asked_for(options, told):
