@@ -32,7 +32,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="start the ranks of a job",
         usage="pycoll run -n N [--hosts A,B] [--timeout S] [--tag-output] "
         "[--keep-going | --elastic] [--bind] [--trace DIR] "
-        "(script.py | -m module | python -c program) [args ...]",
+        "(script.py | -m module | -c program) [args ...]",
         description="Start N processes that run one script. The first failure ends the job, unless "
         "it is to keep going, and so does the end of the launcher; its exit status is that of the "
         "rank that failed first. A signal is passed on to the ranks: those that still run half a "
@@ -71,6 +71,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--trace", type=Path, metavar="DIR", help="write every call; `pycoll report DIR` reads it"
     )
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="run a module")
+    parser.add_argument("-c", dest="text", nargs=argparse.REMAINDER, help="run a program text")
     parser.add_argument("script", nargs=argparse.REMAINDER, help="script and its arguments")
 
 
@@ -154,7 +155,13 @@ def _restarts(args: argparse.Namespace) -> int:
 
 def main_of_pycoll(n: int, words: list[str]) -> int:
     """Run a command of pycoll with n ranks, whatever the current directory has of that name."""
-    usual = {"timeout": None, "tag_output": False, "keep_going": False, "module": None}
+    usual = {
+        "timeout": None,
+        "tag_output": False,
+        "keep_going": False,
+        "module": None,
+        "text": None,
+    }
     usual |= {"hosts": None, "rsh": "", "elastic": False, "restarts": None, "trace": None}
     usual |= {"bind": False}
     return main(argparse.Namespace(n=(n, n), script=[_RANK_PYCOLL, *words], **usual))
@@ -197,6 +204,10 @@ def _command(args: argparse.Namespace) -> list[str]:
         if not args.module:
             raise ArgumentError("-m needs the name of a module")
         return ["-m", *args.module]
+    if args.text is not None:
+        if not args.text:
+            raise ArgumentError("-c needs the text of a program")
+        return ["-c", *args.text]
     command = args.script[1:] if args.script[:1] == ["--"] else args.script
     if not command:
         raise ArgumentError("no script given: pycoll run -n N script.py args...")

@@ -122,6 +122,7 @@ def test_each_line_is_written_in_one_piece(jobs, unbuffered):
         (["-n", "2"], "no script given"),
         (["-n", "2", "none.py"], "'none.py' is not a file"),
         (["-n", "2", "-m"], "-m needs the name of a module"),
+        (["-n", "2", "-c"], "-c needs the text of a program"),
         (["-n", "2", "--timeout", "0", __file__], "--timeout is 0.0"),
         (["-n", "2", "--timeout", "nan", __file__], "--timeout is nan"),
         (["-n", "x", __file__], "invalid number of ranks value"),
@@ -150,10 +151,14 @@ def test_another_python_is_refused(jobs, tmp_path, monkeypatch):
         assert said + way in done.stderr
 
 
-def test_python_with_a_text_a_module_or_a_script(jobs):
+@pytest.mark.parametrize("python", [[], [sys.executable]])
+def test_a_text_as_python_takes_it(jobs, python):
     text = "import sys; print(__name__, sys.argv)"
-    done = jobs.run("-n", "2", sys.executable, "-c", text, "a", "-b")
+    done = jobs.run("-n", "2", *python, "-c", text, "a", "-b")
     assert done.stdout.splitlines() == ["__main__ ['-c', 'a', '-b']"] * 2
+
+
+def test_python_with_a_module_a_script_or_a_text_that_fails(jobs):
     done = jobs.run("-n", "2", sys.executable, "-m", "this")
     assert done.stdout.count("The Zen of Python") == 2
     done = jobs.run("-n", "2", sys.executable, jobs.script("print('here')"))
