@@ -69,7 +69,7 @@ class TaggedMessages(MessageEnds):
         try:
             target = self._to_receive(x, src, 0 if tag == ANY else tag)
             if tag == ANY:
-                src, tag, _ = self.probe(src, tag, limit)
+                src, tag, _ = self.probe(src, tag, limit, "recv")
                 target = self._to_receive(x, src, tag)
             return self.take(target, limit)
         except (CollTimeout, PeerLeft) as error:
@@ -151,10 +151,17 @@ class TaggedMessages(MessageEnds):
                 postbox.forget(coming)
             raise
 
-    def probe(self, src: int, tag: int, limit: float) -> MessageInfo:
-        """Wait for a message, and leave it; see `pycoll.Communicator.probe`."""
+    def probe(self, src: int, tag: int, limit: float, call: str = "probe") -> MessageInfo:
+        """Wait for a message, and leave it; see `pycoll.Communicator.probe`.
+
+        Args:
+            src: See there.
+            tag: See there.
+            limit: Seconds.
+            call: What the user has called, for the text of the error.
+        """
         found = self.look(src, tag, limit)
-        return self._nothing_came(src, limit) if found is None else found
+        return self._nothing_came(call, src, limit) if found is None else found
 
     def look(self, src: int, tag: int, limit: float) -> MessageInfo | None:
         """Return what is known of a message, or None if there is none in time."""
@@ -165,14 +172,14 @@ class TaggedMessages(MessageEnds):
         """Receive the next bytes, however many; return them and the sender."""
         box, ends = self.postbox(), self._from(src, tag)
         found: tuple[bytes, int] | None = self.messaging(box.take_bytes, _BYTES, *ends, limit)
-        return self._nothing_came(src, limit) if found is None else found
+        return self._nothing_came("recv_object", src, limit) if found is None else found
 
     def _from(self, src: int, tag: int) -> tuple[int, int]:
         return self._source(src), -1 if tag == ANY else self._tag(tag)
 
-    def _nothing_came(self, src: int, limit: float) -> NoReturn:
+    def _nothing_came(self, call: str, src: int, limit: float) -> NoReturn:
         source = "any rank" if src < 0 else f"rank {src}"
-        raise CollTimeout(f"probe on rank {self.rank}: nothing from {source} in {limit:g} s")
+        raise CollTimeout(f"{call} on rank {self.rank}: nothing from {source} in {limit:g} s")
 
     def discard(self, src: int, tag: int) -> None:
         """Receive a message that is there, whatever it is, and forget it."""

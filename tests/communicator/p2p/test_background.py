@@ -102,6 +102,10 @@ def test_a_look_at_what_comes(run):
         assert comm.iprobe(left, 5) is None
         with pytest.raises(CollTimeout, match=f"probe on rank {comm.rank}: nothing from"):
             comm.probe(tag=5, timeout=0.05)
+        with pytest.raises(CollTimeout, match=f"recv on rank {comm.rank}: nothing from any"):
+            comm.recv(np.empty(3), tag=pycoll.ANY, timeout=0.05)
+        with pytest.raises(CollTimeout, match=f"recv_object on rank {comm.rank}: nothing from"):
+            comm.recv_object(left, timeout=0.05)
         comm.barrier()
         comm.send(np.arange(3.0), right, 5)
         seen = comm.probe(timeout=20)
