@@ -51,6 +51,10 @@ _NAMES = {  # without capitals and underscores; other spellings of our own names
     "shutdown": "close",
     "destroyprocessgroup": "close",
 }
+_LATER = (  # what takes async_op
+    *("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "gather", "scatter"),
+    *("all_to_all", "barrier", "scan", "exscan"),
+)
 _WORDS = {  # keyword arguments
     **{"dest": "dst", "source": "src", "root_rank": "root", "src": "root", "dst": "root"},
     **{"recvbuf": "out", "output": "out", "output_tensor": "out", "sendbuf": "x", "sendobj": "x"},
@@ -105,8 +109,10 @@ def name_here(name: str, kind: type) -> str:
     own = {known.replace("_", ""): known for known in ours}
     word = re.sub("(_async)?_?$", "", name).lower().replace("_", "")
     found = own.get(word) or _NAMES.get(word, "")
-    if not found and word[:1] == "i" and word[1:] in own:  # MPI's calls in the background
-        return f"{own[word[1:]]}, with async_op=True"
+    if not found and word[:1] == "i":  # MPI's calls in the background
+        found = own.get(word[1:]) or _NAMES.get(word[1:], "")
+        if found in _LATER:
+            return f"{found}, with async_op=True"
     if re.split(r"\W", found)[0] not in ours:
         return ""
     return f"{found}, for objects {found}_object" if f"{found}_object" in ours else found
