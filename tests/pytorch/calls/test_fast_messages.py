@@ -21,9 +21,10 @@ def tensor_of(dtype, size, first):
 
 
 def exchange(comm):
+    torch.set_num_threads(1)
     wrong, peer = [], 1 - comm.rank
     for dtype in DTYPES:
-        for size in (1, 7, 1000, 70_000, 0, 600_000):
+        for size in (1, 7, 1000, 70_000, 0, 600_000)[: 6 if dtype == torch.float32 else 5]:
             for turn in range(2):
                 sent, want = (tensor_of(dtype, size, r + turn) for r in (comm.rank, peer))
                 got, both = torch.empty_like(sent), torch.empty_like(sent)
