@@ -199,11 +199,11 @@ class ListCollectives(Collectives):
         check_list(inputs, n, inputs[0], "the input list")
         names = [f"tensor {rank} of the {what} list" for what in ("output", "input")]
         check_same_size(outputs[rank], names[0], inputs[rank], names[1])
-        x, sent = self._caller.calls.pack(inputs), [t.nbytes for t in inputs]
-        received = [t.nbytes for t in outputs]
-        out = self._caller.calls.empty(x, sum(t.numel() for t in outputs))
+        sent, received = [t.nbytes for t in inputs], [t.nbytes for t in outputs]
 
         def job() -> None:
+            x = self._caller.calls.pack(inputs)
+            out = self._caller.calls.empty(x, sum(t.numel() for t in outputs))
             self._exchange(request, x, sent, out, received)
             unpack(out, outputs)
 

@@ -60,6 +60,11 @@ def full_form(prepare: Callable, options: type, args: tuple, words: dict) -> tup
     return *tensors, opts
 
 
+def _held(given: Any) -> Any:
+    """Return an argument whose lists the program cannot change while the call waits."""
+    return [_held(x) for x in given] if isinstance(given, (list, tuple)) else given
+
+
 def _has_to_copy(args: tuple) -> bool:
     """Tell whether a call needs its tensors elsewhere: gathered, packed, or multiplied.
 
@@ -104,6 +109,7 @@ def operation(what: str, options: type, like: Like | None = None) -> Callable:
                     key, x, out = repeated
                     if (work := caller.repeat(key, x, out, args[-1])) is not None:
                         return work
+                args = tuple(map(_held, args))
                 first = functools.partial(prepare, group, *args)
                 copies = caller.background.busy and _has_to_copy(args)
                 return caller.start(what, first, args[-1], key, out, copies)

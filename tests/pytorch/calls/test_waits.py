@@ -243,3 +243,42 @@ def test_calls_on_one_tensor_have_the_order_in_which_they_were_made(layout):
         assert all((block == 2.0**6).all() for block in blocks)
 
     run_group(2, body)
+
+
+def test_calls_of_a_group_of_one_rank_have_their_order():
+    """Where lists have one tensor each, too."""
+
+    def body(rank, n):
+        x, *outs = (torch.zeros(5) for _ in range(4))
+        with dist.group.WORLD._caller.lock:  # nothing has run when the last call is made
+            works = [dist.all_gather_into_tensor(x, torch.ones(5), async_op=True)]
+            works += [dist.all_to_all([outs[0]], [x], async_op=True)]
+            works += [dist.all_gather([outs[1]], x, async_op=True)]
+            works += [dist.reduce_scatter(outs[2], [x], async_op=True)]
+        for work in works:
+            work.wait()
+        return [out.tolist() for out in outs]
+
+    assert run_group(1, body) == [[[1.0] * 5] * 3]
+
+
+def test_lists_that_the_program_changes_after_the_call():
+    """PyTorch's own groups have read them when an asynchronous call returns."""
+
+    def body(rank, n):
+        bucket, outs = [torch.ones(3), torch.ones(2)], [torch.zeros(3) for _ in range(n)]
+        held, rows = [*bucket, *outs], [[t] for t in outs]
+        options = dist.AllreduceCoalescedOptions()
+        options.asyncOp = True
+        with dist.group.WORLD._caller.lock:
+            works = [dist.all_gather(outs, torch.full((3,), 5.0), async_op=True)]
+            works += [dist.group.WORLD.allreduce_coalesced(bucket, options)]
+            works += [dist.group.WORLD.allgather_coalesced(rows, [bucket[0]])]
+            outs.clear()
+            bucket.clear()
+            rows[0].clear()
+        for work in works:
+            work.wait()
+        return [t.tolist() for t in held]
+
+    assert run_group(2, body) == [[[2.0] * 3, [2.0] * 2, *[[2.0] * 3] * 2]] * 2
