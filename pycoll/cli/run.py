@@ -37,7 +37,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "it is to keep going, and so does the end of the launcher; its exit status is that of the "
         "rank that failed first. A signal is passed on to the ranks: those that still run half a "
         "minute later are killed, and at once when it comes again (Ctrl-C twice). So are stopped "
-        "ranks that nobody continues after all others have ended.",
+        "ranks that nobody continues after all others have ended. SIGUSR1 and SIGUSR2 reach the "
+        "ranks, and end nothing by themselves.",
     )
     parser.add_argument(
         "-n",

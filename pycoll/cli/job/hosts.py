@@ -18,6 +18,7 @@ from pycoll.cli.job.processes import (
     FORWARDED,
     GRACE_S,
     KILL_AFTER_S,
+    PASSED_ON,
     SIGNAL_GRACE_S,
     TIMEOUT_STATUS,
     say,
@@ -122,9 +123,11 @@ class HostsJob:
                     self._stop(self._agents[i], what)
 
     def _forward(self, numbers: bytes) -> None:
-        for number in set(numbers) & set(FORWARDED):
+        for number in set(numbers) & {*FORWARDED, *PASSED_ON}:
             for agent in self._agents:
                 self._tell(agent, str(int(number)))
+            if number in PASSED_ON:
+                continue
             # A launcher there ends its ranks in that time; one that is not reached cannot.
             self._end(0.0 if number in self._forwarded else SIGNAL_GRACE_S + GRACE_S)
             self._forwarded.add(number)

@@ -23,6 +23,7 @@ from pycoll.errors import ArgumentError
 from pycoll.runtime.startup.bootstrap import make_memfd
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)  # what they mean is the program's to say
 GRACE_S = 2.0  # after the first failure, in which the other ranks can report theirs
 KILL_AFTER_S = 3.0  # from SIGTERM to SIGKILL
 SIGNAL_GRACE_S = 30.0  # from a signal that was forwarded to SIGKILL: time for a checkpoint
@@ -174,6 +175,9 @@ class Job:
 
     def _forward(self, numbers: bytes) -> None:
         for number in numbers:
+            if number in PASSED_ON:  # to the ranks alone: what they have started would end
+                for rank in self._running:
+                    os.kill(self._ranks[rank].pid, number)
             if number not in FORWARDED:
                 continue
             if self._keep_going:  # from here on this is what ends the job

@@ -7,7 +7,7 @@ import os
 import signal
 from collections.abc import Iterator
 
-from pycoll.cli.job.processes import FORWARDED
+from pycoll.cli.job.processes import FORWARDED, PASSED_ON
 
 
 @contextlib.contextmanager
@@ -16,7 +16,8 @@ def woken_by_signals() -> Iterator[int]:
     read_end, write_end = os.pipe()
     for fd in (read_end, write_end):
         os.set_blocking(fd, False)
-    wanted = [s for s in FORWARDED if signal.getsignal(s) != signal.SIG_IGN]  # as nohup sets it
+    known = (*FORWARDED, *PASSED_ON)
+    wanted = [s for s in known if signal.getsignal(s) != signal.SIG_IGN]  # as nohup sets it
     before = {s: signal.signal(s, lambda *_: None) for s in (*wanted, signal.SIGCHLD)}
     old_wakeup = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
     try:

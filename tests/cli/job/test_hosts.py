@@ -118,6 +118,23 @@ def test_a_signal_reaches_all_hosts(job):
     assert outcome(process)[0] == 128 + signal.SIGTERM
 
 
+def test_a_signal_of_the_program_reaches_the_ranks_of_all_hosts(job):
+    text = """
+import signal, time
+found = []
+signal.signal(signal.SIGUSR1, lambda *_: found.append(1))
+print("up", flush=True)
+while not found:
+    time.sleep(0.01)
+print("had it")
+"""
+    process = job(text, n=2)
+    assert [process.stdout.readline() for _ in range(2)] == ["up\n", "up\n"]
+    process.send_signal(signal.SIGUSR1)
+    status, out, _ = outcome(process)
+    assert (status, out.split("\n")[:2]) == (0, ["had it"] * 2)
+
+
 def test_the_second_signal_ends_a_job_whose_hosts_do_not_answer(job):
     process = job("", n=2, hosts="silent1,silent2")
     assert [process.stdout.readline() for _ in range(2)] == ["up\n", "up\n"]

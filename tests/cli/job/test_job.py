@@ -162,6 +162,33 @@ def test_signals_reach_every_rank_once(jobs, number):
     assert (job.returncode, err) == (0, "")
 
 
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+def test_signals_of_the_program_reach_the_ranks_and_end_nothing(jobs, number):
+    path = jobs.script(
+        f"""
+        import subprocess
+        other = subprocess.Popen(["sleep", "1000"])
+        found = []
+        signal.signal({int(number)}, lambda *_: found.append(rank))
+        mark("up")
+        for count in (1, 2):
+            while len(found) < count:
+                time.sleep(0.01)
+            mark(f"had{{count}}")
+        time.sleep(0.3)
+        print(found, other.poll())
+        other.kill()
+        """
+    )
+    with jobs.started(path, 2) as (job, _):
+        job.send_signal(number)
+        jobs.until(lambda: all((jobs.folder / f"had1.{rank}").exists() for rank in range(2)))
+        job.send_signal(number)
+        out, err = job.communicate(timeout=jobs.deadline_s)
+    assert sorted(out.splitlines()) == ["[0, 0] None", "[1, 1] None"]
+    assert (job.returncode, err) == (0, "")
+
+
 def test_ctrl_c_ends_a_rank_by_the_signal_whatever_showing_it_runs(jobs):
     path = jobs.script(
         """
