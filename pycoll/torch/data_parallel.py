@@ -14,11 +14,13 @@ from pycoll.errors import ArgumentError
 from pycoll.parallel.compare import gather_problems
 from pycoll.parallel.engine import data_parallel
 from pycoll.parallel.engine.agreement import most_micro_batches
+from pycoll.parallel.engine.failure import Failure
 from pycoll.parallel.engine.options import Options
 from pycoll.parallel.engine.report import StepReport
 from pycoll.parallel.mesh import Mesh
 from pycoll.parallel.nn.losses import sum_and_count
 from pycoll.parallel.state.bucket import Bucket
+from pycoll.parallel.state.gradients import Gradients
 from pycoll.parallel.state.layout import Unit
 from pycoll.parallel.state.parts import Part
 from pycoll.torch.modules.module_parameters import (
@@ -130,7 +132,7 @@ class DataParallel(data_parallel.DataParallel):
             raise ArgumentError(f"loss={loss[1]!r}; expected a function of output and targets")
 
     def _make_passes(self, model: Any, loss: Any, units: Sequence[Unit]) -> Any:
-        return _AutogradPasses(*loss, self.buckets)
+        return _AutogradPasses(*loss, self.buckets, self.failure)
 
 
 def _notify(owner: Any, name: str, p: torch.Tensor) -> None:
@@ -142,13 +144,17 @@ def _notify(owner: Any, name: str, p: torch.Tensor) -> None:
 class _AutogradPasses:
     """Runs a module; takes gradients from hooks."""
 
-    def __init__(self, module: torch.nn.Module, loss: LossFn, buckets: Sequence[Bucket]) -> None:
+    def __init__(
+        self, module: torch.nn.Module, loss: LossFn, buckets: Sequence[Bucket], failure: Failure
+    ) -> None:
         self._module, self._loss, self._buckets = module, loss, buckets
+        self._failure = failure
         self._arrived: dict[str, np.ndarray] = {}
         self._handed: set[str] = set()
         self._next = 0
         named = {full_name(name): p for name, p in trainable(module).items()}
         self._parameters = tuple(named.values())
+        self._places: dict[str, Gradients] = {}
         self._inside = False  # whether the backward pass of a micro-batch runs
         places = {
             entry.parameter.name: (bucket, entry)
@@ -160,6 +166,7 @@ class _AutogradPasses:
             bucket, entry = places[full]
             view = entry.view(bucket.parameter.data)
             parts.append(part_of(full, p, view.reshape(-1)))
+            self._places[full] = bucket.gradients
             p.register_post_accumulate_grad_hook(partial(_notify, weakref.ref(self), full))
         frozen = {k: p for k, p in module.named_parameters() if not p.requires_grad}
         self._views = Views("engine", module, frozen, parts)
@@ -177,11 +184,11 @@ class _AutogradPasses:
         self._next = 0
         self._arrived.clear()  # a step that failed may have left something
         self._handed.clear()
-        if sample is None:
-            return 0.0, 0, None
-        with torch.enable_grad():  # the caller may have turned it off
-            total, count = sum_and_count(self._loss(self._module(sample[0]), sample[1]))
-            return float(total.detach()), count, total * scale
+        if sample is not None:
+            with self._failure, torch.enable_grad():  # the caller may have turned it off
+                total, count = sum_and_count(self._loss(self._module(sample[0]), sample[1]))
+                return float(total.detach()), count, total * scale
+        return 0.0, 0, None
 
     def back(self, total: torch.Tensor | None) -> None:
         """Run autograd; parameters that it does not reach have no gradient."""
@@ -191,7 +198,8 @@ class _AutogradPasses:
                 p.grad = None
             self._inside = True
             try:
-                total.backward()
+                with self._failure:
+                    total.backward()
             finally:
                 self._inside = False
                 for p, grad in zip(self._parameters, own, strict=True):
@@ -224,6 +232,7 @@ class _AutogradPasses:
             )
         else:
             self._arrived[name] = grad.numpy()
+            self._places[name].check(name, grad)
         while self._next < len(self._buckets):
             bucket = self._buckets[self._next]
             if any(e.parameter.name not in self._arrived for e in bucket.layout.entries):

@@ -257,6 +257,7 @@ class Elastic:
         """Make an engine, and give it the newest state that the ranks have together."""
         engine = self._build(self.comm)
         self._check(engine)
+        engine.failure.holds = False  # a rank that fails leaves, and another comes in its place
         versions = self._copies.versions
         chosen, newest = choose(engine, versions)
         before, moved, loaded = self.step, 0, False

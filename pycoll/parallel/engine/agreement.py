@@ -177,6 +177,36 @@ def not_a_sample(sample: Any, j: int, count: int) -> str:
     return f"only {len(sample)} of two parts in micro-batch {j}" if len(sample) < 2 else ""
 
 
+def take_sample(micro_batches: Any, j: int) -> Any:
+    """Return micro-batch j, which may be made just now.
+
+    Raises:
+        ArgumentError: If it is no pair.
+    """
+    sample = micro_batches[j]
+    if problem := not_a_sample(sample, j, len(micro_batches)):
+        raise ArgumentError(f"{problem}, expected (inputs, targets)")
+    return sample
+
+
+class Graphs:
+    """The parameters that got gradients in the first micro-batch, of each part of the model."""
+
+    def __init__(self, unused: str) -> None:
+        self._free = unused == "zero"
+        self._first: dict[int, frozenset[str]] = {}
+
+    def problems(self, j: int, buckets: Sequence[Bucket], part: int = 0) -> list[str]:
+        """Return a problem if micro-batch j gave gradients of others to the buckets of a part."""
+        if self._free:
+            return []
+        arrived = frozenset().union(*(bucket.gradients.arrived for bucket in buckets))
+        if arrived == (first := self._first.setdefault(part, arrived)):
+            return []
+        names = ", ".join(sorted(arrived ^ first))
+        return [f"a changed graph: in micro-batch {j} gradients of {names} came or stayed away"]
+
+
 def agree(
     ready: Iterable[Bucket],
     buckets: Sequence[Bucket],

@@ -17,18 +17,20 @@ from typing import Any
 
 import numpy as np
 
-from pycoll.errors import ArgumentError, CollError
+from pycoll.errors import ArgumentError, CollError, in_words
 from pycoll.parallel.channels import Groups, Ledger
 from pycoll.parallel.compare import gather_problems
 from pycoll.parallel.engine.agreement import (
+    Graphs,
     agree,
     check_mesh,
     check_parts,
     check_structure,
     most_micro_batches,
-    not_a_sample,
     reduced,
+    take_sample,
 )
+from pycoll.parallel.engine.failure import Failure
 from pycoll.parallel.engine.offload import Elsewhere, Kept, keeping
 from pycoll.parallel.engine.options import Options, changed
 from pycoll.parallel.engine.passes import Passes, Samples
@@ -68,6 +70,7 @@ class DataParallel:
         near: Groups of the ranks that reduce gradients; see `Periods`.
         storage: The file of what is offloaded, if anything.
         kept: Keeps what layers need in the backward pass.
+        failure: What becomes of an error of this rank's own in a step.
         saving: The last save in the background, if any; see `pycoll.parallel.save`.
         EXPOSED: Whether the program can change parameters itself, between steps.
     """
@@ -124,11 +127,12 @@ class DataParallel:
         self._periods = Periods(options, self.groups)
         self.near: Groups = self._periods.near
         self.hook: Hook = options.settings.hook
+        self.failure: Failure = Failure(self.near)
         self._open_storage(units, owned)
         self._periods.prepare(self.buckets)
         values.initialise(self.buckets, self.groups, options.start)
         self._passes = self._make_passes(model, loss, units)
-        self._graphs: dict[int, frozenset[str]] = {}
+        self._graphs = Graphs(options.unused)
 
     def _open_storage(self, units: Sequence[Unit], owned: Sequence[Sequence[Parameter]]) -> None:
         """Make the buckets, and what is not in memory."""
@@ -166,7 +170,8 @@ class DataParallel:
             raise ArgumentError(f"loss={loss!r}; expected a loss, such as CrossEntropy()")
 
     def _make_passes(self, model: Model, loss: Loss, units: Sequence[Unit]) -> Any:
-        return Passes(units, self.buckets, loss, self.options, self.ledger, self.kept)
+        more = self.options, self.ledger, self.kept, self.failure
+        return Passes(units, self.buckets, loss, *more)
 
     def step(self, micro_batches: Samples, lr: float | None = None) -> StepReport:
         """Train on one batch; a collective.
@@ -182,7 +187,18 @@ class DataParallel:
                 are not finite, and with ``unused="error"`` a changed graph.
             MismatchError: On every rank, for different rates, optimizers or, in a ``tp`` group,
                 numbers of micro-batches.
+            Exception: What a layer of this rank has raised. Others have an `ArgumentError` with its
+                text; no rank has taken the step, and all can go on. With ``tp`` or ``cp`` others
+                have `PeerLeft`, and the engine has ended.
         """
+        try:
+            return self._step(micro_batches, lr)
+        except CollError as error:
+            told = error
+        raise self.failure.take() or told
+
+    def _step(self, micro_batches: Samples, lr: float | None) -> StepReport:
+        """Take a step; what others say of one that failed may hide this rank's own error."""
         lr = self.options.optimizer.lr if lr is None else lr
         start, before = time.perf_counter(), self.ledger.mark()
         self._periods.begin(self.buckets, self.steps)
@@ -230,22 +246,22 @@ class DataParallel:
         most = most_micro_batches(micro_batches, self.near, refusal("lr", lr, "[0, inf)"))
         plan = plan_sum(most, self.options.order)
         problems, losses = list[str](), list[tuple[float, int]]()
+        failure, count = self.failure, len(micro_batches)
+        failure.take()
         for j, term in enumerate(plan):
             sample = None
-            if j < (count := len(micro_batches)):
-                sample = micro_batches[j]  # which may be made just now
-                if problem := not_a_sample(sample, j, count):
-                    problem = f"{problem}, expected (inputs, targets)"
-                    if self.groups.world.world_size == 1:  # hooks may have peers of their own
-                        raise ArgumentError(f"the step was not taken: {problem}")
-                    problems, sample = problems or [problem], None
+            if j < count and failure.error is None:
+                with failure:
+                    sample = take_sample(micro_batches, j)
             loss, count, back = self._passes.run(sample, self.loss_scale.value)
             losses.append((loss, count))
             for bucket in self.buckets:
                 bucket.gradients.begin(term, j == len(plan) - 1)
             self._passes.back(back)
-            if sample is not None:
-                problems += self._graph_problems(j, self.buckets)
+            if sample is not None and failure.error is None:
+                problems += self._graphs.problems(j, self.buckets)
+        if failure.error is not None:
+            problems = [in_words(failure.error)]
         self._own_samples = sum(count for _, count in losses)
         both = sum_losses(losses, self.options.order)
         return self.near.data.total(both, "count", self.options.order), problems
@@ -258,19 +274,6 @@ class DataParallel:
         """Rescale what the hook has not sent to the next gradients."""
         self.hook.begin(self.loss_scale.value / self._hook_scale)
         self._hook_scale = self.loss_scale.value
-
-    def _graph_problems(self, j: int, buckets: Sequence[Bucket], part: int = 0) -> list[str]:
-        """Return a problem if a micro-batch gave gradients of other parameters than the first.
-
-        `buckets` are those of a part of the model, which has a number.
-        """
-        if self.options.unused == "zero":
-            return []
-        arrived = frozenset().union(*(bucket.gradients.arrived for bucket in buckets))
-        if arrived == (first := self._graphs.setdefault(part, arrived)):
-            return []
-        names = ", ".join(sorted(arrived ^ first))
-        return [f"a changed graph: in micro-batch {j} gradients of {names} came or stayed away"]
 
     def _update(self, lr: float, scale: float, norm: float) -> None:
         """Update all parameters with the clipped mean gradient."""

@@ -10,6 +10,7 @@ import numpy as np
 from pycoll.errors import ArgumentError
 from pycoll.parallel.arrays import move_to
 from pycoll.parallel.channels import Ledger, Pending
+from pycoll.parallel.engine.failure import Failure
 from pycoll.parallel.engine.offload import Kept
 from pycoll.parallel.engine.options import Options
 from pycoll.parallel.nn.layer import Loss
@@ -63,8 +64,9 @@ class Passes:
         options: Options,
         ledger: Ledger,
         kept: Kept | None = None,
+        failure: Failure | None = None,
     ) -> None:
-        self._store = kept or Kept()
+        self._store, self._failure = kept or Kept(), failure or Failure()
         self._units, self._buckets, self._loss = units, buckets, loss
         self._compute, self._ledger, self._wrap = options.recipe.compute, ledger, options.wrap
         how = options.recompute
@@ -143,17 +145,19 @@ class Passes:
     def run(self, sample: Sample | None, scale: float) -> tuple[float, int, Any]:
         """Run the layers forward; return sum of losses, number of samples, the argument of `back`.
 
-        None as sample runs no layer, but joins the collectives of the other ranks. `scale` is the
-        factor of the loss in the backward pass.
+        None as sample runs no layer, but joins the collectives of the other ranks; so does the rest
+        of a step in which a layer has failed. `scale` is the factor of the loss in the backward
+        pass.
         """
         saved: list[Any] = []
         x = self._run_layers(None if sample is None else sample[0], saved, idle=sample is None)
         if self._every < 2:  # for the backward pass, while the loss is computed
             self._gather(self._forward[::-1], 0)
-        if sample is None:
-            return 0.0, 0, (None, saved)
-        total, count, dy = self.loss(x, sample[1], scale)
-        return total, count, (dy, saved)
+        if sample is not None and self._failure.error is None:
+            with self._failure:
+                total, count, dy = self.loss(x, sample[1], scale)
+                return total, count, (dy, saved)
+        return 0.0, 0, (None, saved)
 
     def forward(self, x: Any) -> tuple[Any, Any]:
         """Run the layers forward; return the output, and what both backward passes need."""
@@ -219,10 +223,11 @@ class Passes:
         x = None if idle else self._store.take(saved[first]).x
         for at in range(index + 1 - first):
             params = self._acquire(order, at)
-            if not idle:
-                x, kept = self._units[first + at].layer.forward(params, x)
-                saved[first + at] = self._store.stay(kept)
-                del kept
+            if not idle and self._failure.error is None:
+                with self._failure:
+                    x, kept = self._units[first + at].layer.forward(params, x)
+                    saved[first + at] = self._store.stay(kept)
+                    del kept
             del params
             self._release(order, at)
 
@@ -247,6 +252,7 @@ class Passes:
             whole = gradients.pop()
             dy = self._store.take(whole)
             unit, params = self._units[index], self._acquire(order, at)
+            self._land()
             found, placed = self._weights(unit, params, kept, dy)
             del params, kept, dy, counted, whole
             self._release(order, at)
@@ -259,16 +265,18 @@ class Passes:
 
     def _run_layers(self, x: Any, saved: list[Any] | None = None, idle: bool = False) -> Any:
         if not idle:  # real numbers in the type of the first layer
-            x = self._on_device(cast(x, self._compute or self._kind))
+            with self._failure:
+                x = self._on_device(cast(x, self._compute or self._kind))
         for at in self._forward:
             params = self._acquire(self._forward, at)
-            if not idle:
-                layer = self._units[at].layer
-                y, kept = layer.forward(params, x)
-                if saved is not None:
-                    saved.append(self._store.put(self._reduced(layer, at, x, kept)))
-                x = y
-                del kept, y
+            if not idle and self._failure.error is None:
+                with self._failure:
+                    layer = self._units[at].layer
+                    y, kept = layer.forward(params, x)
+                    if saved is not None:
+                        saved.append(self._store.put(self._reduced(layer, at, x, kept)))
+                    x = y
+                    del kept, y
             del params
             self._release(self._forward, at)
         return x
@@ -283,22 +291,22 @@ class Passes:
     def back(self, state: Any) -> None:
         """Run the layers backward; gradients go to the buckets as they arrive."""
         dy, saved = state
-        order = self._forward[::-1]
+        order, failure = self._forward[::-1], self._failure
         for at, index in enumerate(order):
-            unit, gradients = self._units[index], {}
-            self._restore(saved, index, idle=dy is None)
-            kept, counted = (None, None) if dy is None else self._fetched(saved, index)
-            params, placed = self._acquire(order, at), set()
-            if dy is not None:
-                saved.pop()
-                kept, counted = self._again(unit, params, kept, counted)
-                dx = unit.layer.backward_input(params, kept, dy)
-                gradients, placed = self._weights(unit, params, kept, dy)
-                dy = dx
-                del kept, counted, dx
-            else:
-                self._land()
-            del params
+            unit, gradients, placed = self._units[index], dict[str, Any](), set[str]()
+            self._restore(saved, index, idle=dy is None or failure.error is not None)
+            params, kept, counted, dx = self._acquire(order, at), None, None, None
+            if runs := dy is not None and failure.error is None:
+                with failure:
+                    kept, counted = self._again(unit, params, *self._fetched(saved, index))
+                    saved.pop()
+                    dx = unit.layer.backward_input(params, kept, dy)
+            self._land()
+            if runs and failure.error is None:
+                with failure:
+                    gradients, placed = self._weights(unit, params, kept, dy)
+            dy = dx
+            del params, kept, counted, dx
             self._release(order, at)
             self._deliver(unit, gradients, placed)
 
@@ -312,7 +320,6 @@ class Passes:
         self, unit: Unit, params: dict[str, Any], kept: Any, dy: Any
     ) -> tuple[dict[str, Any], set[str]]:
         """Return a layer's gradients that are not in their buckets, and names of the others."""
-        self._land()
         layer: Any = unit.layer
         out = {}
         if unit.takes_out:
@@ -334,6 +341,9 @@ class Passes:
                 f"layer {unit.name} gave gradients of {', '.join(unknown)}, which are not among "
                 f"its parameters: {', '.join(unit.names) or 'none'}"
             )
+        for local, gradient in gradients.items():
+            name = unit.names[local]
+            self._places[name][0].gradients.check(name, gradient)
         placed = {local for local, array in out.items() if gradients.get(local) is array}
         rest = {
             local: self._ledger.track(

@@ -198,7 +198,7 @@ class Pipeline(DataParallel):
 
     def graph_problems(self, micro: int, chunk: int) -> list[str]:
         """Return a problem if batch ``micro`` gave ``chunk`` gradients of others than the first."""
-        return self._graph_problems(micro, self._parts[chunk][1], chunk)
+        return self._graphs.problems(micro, self._parts[chunk][1], chunk)
 
     def _reduced_buckets(self) -> Iterator[Bucket]:
         yield from reduced(self._plain, self.groups)
@@ -231,7 +231,7 @@ class Pipeline(DataParallel):
             yield
         except BaseException as error:
             self.transfers.drop()
-            self.groups.close(error)
+            self.failure.end(error)
             raise
 
     def _check_count(self, micro_batches: Samples, refused: str) -> None:

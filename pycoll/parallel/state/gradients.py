@@ -182,28 +182,31 @@ class Gradients:
         """Whether gradients are added to those of earlier micro-batches."""
         return self._term.add and not self._each
 
-    def add(self, name: str, gradient: Any, placed: bool = False) -> None:
-        """Take the gradient of one use of a parameter; reduce when the bucket is complete.
-
-        None stands for zeros; a `placed` gradient has been written where `place` said.
+    def check(self, name: str, gradient: Any) -> None:
+        """Refuse a gradient that cannot be added.
 
         Raises:
             ArgumentError: If its shape is not that of the parameter.
         """
+        shape = tuple(self._entries[name].parameter.spec.shape)
+        if gradient is not None and tuple(gradient.shape) != shape:
+            raise ArgumentError(
+                f"rank {self._groups.world.rank}: the gradient of {name} has shape "
+                f"{tuple(gradient.shape)}, the parameter has {shape}"
+            )
+
+    def add(self, name: str, gradient: Any, placed: bool = False) -> None:
+        """Take the gradient of one use of a parameter; reduce when the bucket is complete.
+
+        None stands for zeros; a `placed` gradient has been written where `place` said.
+        """
         entry = self._entries[name]
-        shape = tuple(entry.parameter.spec.shape)
         self._missing[name] -= 1
         if placed or gradient is not None:
             self.arrived.add(name)
-        if not placed and gradient is not None:
-            if tuple(gradient.shape) != shape:
-                raise ArgumentError(
-                    f"rank {self._groups.world.rank}: the gradient of {name} has shape "
-                    f"{tuple(gradient.shape)}, the parameter has {shape}"
-                )
-            if entry.parameter.uses > 1:  # the terms of tied parameters count as one
-                gradient = self._terms.pop(name, 0) + gradient
-                self._terms[name] = gradient
+        if not placed and gradient is not None and entry.parameter.uses > 1:
+            gradient = self._terms.pop(name, 0) + gradient  # uses of tied ones count as one
+            self._terms[name] = gradient
         if self._missing[name] == 0:
             if not placed:
                 self._store(entry, self._terms.pop(name, gradient))

@@ -1,4 +1,4 @@
-"""A step that has raised on every rank leaves nothing behind that changes the next one."""
+"""A step that has raised on every rank, or on one, leaves nothing behind that changes the next."""
 
 import threading
 import time
@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from parallel.models import CrossEntropy, Linear, batches
-from pycoll.parallel import SGD, DataParallel, Mesh, Sequential
+from pycoll.errors import ArgumentError, PeerLeft
+from pycoll.parallel import SGD, DataParallel, Mesh, Pipeline, Sequential
 from pycoll.parallel.channels import Pending
 from pycoll.parallel.state.hook import Hook
 from pycoll.testing import run_threads
@@ -83,3 +84,105 @@ def test_a_reduction_that_a_failed_step_has_started(zero):
     for found, want in zip(run_threads(2, rank, True), wanted, strict=True):
         for name, value in want.items():
             np.testing.assert_array_equal(found[name], value)
+
+
+class Failing(Linear):
+    """Raises in one of its calls, from the second micro-batch on."""
+
+    where, calls = "", 0
+
+    def _stumble(self, call):
+        if call == self.where:
+            self.calls += 1
+            if self.calls == 2:
+                raise ValueError("a bad batch")
+
+    def forward(self, params, x):
+        self._stumble("forward")
+        return super().forward(params, x)
+
+    def backward_input(self, params, saved, dy):
+        self._stumble("backward_input")
+        return super().backward_input(params, saved, dy)
+
+    def backward_weight(self, params, saved, dy):
+        self._stumble("backward_weight")
+        found = super().backward_weight(params, saved, dy)
+        return {"weight": found["bias"]} if self.where == "shape" else found
+
+
+class Read(list):
+    """Micro-batches of which one cannot be read."""
+
+    def __getitem__(self, i):
+        if i == 1:
+            raise ValueError("a bad batch")
+        return super().__getitem__(i)
+
+
+WHERE = ("forward", "backward_input", "backward_weight", "shape", "read")
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+@pytest.mark.parametrize("more", [{}, {"recompute": 2, "offload": "all"}])
+def test_a_rank_that_fails_alone(zero, more):
+    """The others hear of it at once, nobody takes the step, and all go on."""
+
+    def rank(comm, *kinds):
+        layers = [Linear(*SIZES[:2], seed=0), Failing(19, 19, seed=1), Linear(*SIZES[1:], seed=2)]
+        model = Sequential([(f"layer{i}", layer) for i, layer in enumerate(layers)])
+        options = {"zero": zero, "bucket_bytes": 256, "optimizer": SGD(0.1, momentum=0.9), **more}
+        with DataParallel(model, CrossEntropy(), Mesh(comm, dp=-1), **options) as engine:
+            samples = batches(9, sizes=SIZES)[comm.rank :: 3]
+            for layers[1].where in (*kinds, ""):
+                layers[1].calls = 0
+                if not layers[1].where:
+                    engine.step(samples)
+                elif comm.rank == 1:
+                    read = Read(samples) if layers[1].where == "read" else samples
+                    with pytest.raises(ValueError, match=r"a bad batch|has shape"):
+                        engine.step(read)
+                else:
+                    layers[1].where = ""
+                    text = "not taken: rank 1 has (Value|Argument)Error: (a bad batch|.*has shape)"
+                    with pytest.raises(ArgumentError, match=text):
+                        engine.step(samples)
+            return engine.steps, engine.gather()
+
+    (_, wanted), *_ = run_threads(3, rank)
+    for steps, found in run_threads(3, rank, *WHERE):
+        assert steps == 1
+        for name, value in wanted.items():
+            np.testing.assert_array_equal(found[name], value)
+
+
+@pytest.mark.parametrize("kind", [DataParallel, Pipeline])
+def test_a_layer_whose_ranks_wait_for_each_other(kind):
+    """They hear of the error inside of the layer: the engine ends."""
+
+    class Last(Linear):
+        def forward(self, params, x):
+            if self.seed:
+                raise ValueError("a bad batch")
+            return super().forward(params, x)
+
+    class Split(Linear):
+        def forward(self, params, x):
+            self.comm.all_reduce(x)
+            return super().forward(params, x)
+
+    def rank(comm):
+        mesh = Mesh(comm, dp=2, tp=2)
+        last = Last(*SIZES[1:], seed=0)
+        layers = [("first", Linear(*SIZES[:2], seed=0)), ("last", last)]
+        layers.insert(2, ("split", Split(5, 5, seed=0)))
+        layers[2][1].comm = mesh.tp
+        more = {"micro_batches": 2} if kind is Pipeline else {}
+        engine = kind(Sequential(layers), CrossEntropy(), mesh, **more)
+        last.seed = comm.rank == 3
+        error, text = (ValueError, "bad") if last.seed else (PeerLeft, "ValueError: a bad batch")
+        with pytest.raises(error, match=text):
+            engine.step(batches(2, sizes=SIZES))
+        comm.barrier()  # all heard of it while the rank that failed was still there
+
+    run_threads(4, rank)

@@ -282,6 +282,38 @@ def test_a_backward_pass_of_ones_own(when):
             np.testing.assert_allclose(value, (p - 0.1 * p.grad).detach().numpy(), rtol=1e-5)
 
 
+@pytest.mark.parametrize("zero", [0, 1, 2])
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_a_rank_that_fails_alone(zero, where):
+    """The others hear of it at once, nobody takes the step, and all go on."""
+
+    def rank(comm, fails):
+        module, settings = net(), {"bucket_bytes": 256, "optimizer": SGD(lr=0.1)}
+        engine = DataParallel(module, loss, Mesh(comm, dp=-1), zero=zero, **settings)
+        inputs = [few(2 * comm.rank + i, 7)[0] for i in range(2)]
+        samples = [(x, x.argmax(dim=1) % 5) for x in inputs]
+        if fails:
+            layer, hook = module.first if where == "backward" else module.last, None
+            if comm.rank == 1:
+                fail = lambda *_: 1 / 0  # noqa: E731
+                hook = (
+                    layer.weight.register_hook(fail)
+                    if where == "backward"
+                    else layer.register_forward_hook(fail)
+                )
+            with pytest.raises(ArgumentError if hook is None else ZeroDivisionError, match="zero"):
+                engine.step(samples)
+            if hook is not None:
+                hook.remove()
+        engine.step(samples)
+        return engine.gather()
+
+    (wanted, *_), found = run_threads(3, rank, False), run_threads(3, rank, True)
+    for each in found:
+        for name, value in wanted.items():
+            np.testing.assert_array_equal(each[name], value)
+
+
 def test_a_rank_may_use_no_parameter_and_a_failed_step_leaves_nothing():
     def rank(comm):
         net = copy.deepcopy(WRAPPED)
