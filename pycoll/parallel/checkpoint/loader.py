@@ -66,9 +66,9 @@ def load(
 
     Raises:
         ArgumentError: On every rank, if there is no undamaged checkpoint, or it does not fit.
-        MismatchError: On every rank, if they read different ones, or differ in `states`.
+        MismatchError: On every rank, if they read different ones, or have other arguments.
     """
-    folder = checked(path, engine, "load")
+    folder = checked(path, engine, "load", if_any=bool(if_any))
     world, damage = engine.groups.world, ""
     paths = _candidates(folder, world, if_any)
     tried: list[str] = []

@@ -36,7 +36,7 @@ from pycoll.parallel.checkpoint.manifest import Manifest, Piece, Tensor
 from pycoll.parallel.checkpoint.reader import safetensors
 from pycoll.parallel.compare import check_same, gather_problems, gather_texts
 from pycoll.parallel.engine.data_parallel import DataParallel
-from pycoll.parallel.settings import check_number
+from pycoll.parallel.settings import refusal
 from pycoll.parallel.state.parts import Part, hook_kind
 
 Tensors = dict[str, dict[str, Tensor]]
@@ -73,11 +73,10 @@ def save(
 
     Raises:
         ArgumentError: On every rank, if one cannot write. What was saved before is untouched.
-        MismatchError: On every rank, if they have different steps or extras.
+        MismatchError: On every rank, if they have different steps or extras, or other arguments.
     """
-    folder = checked(path, engine, "save")
-    if keep is not None:
-        check_number("keep", keep, "[1, inf)", whole=True)
+    wrong = "" if keep is None else refusal("keep", keep, "[1, inf)", whole=True)
+    folder = checked(path, engine, "save", wrong, keep=keep, background=bool(background))
     if engine.saving is not None:
         engine.saving.settle(engine.groups.world)
     parts = [part._replace(data=as_numpy(part.data)) for part in engine.parts()]
