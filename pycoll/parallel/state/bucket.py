@@ -101,8 +101,13 @@ class Bucket:
             for start, stop, entry in self.layout.runs(first, first + vector.shape[0]):
                 name = entry.parameter.name
                 part = values(kind, name, start - entry.start, stop - entry.start)
-                if part is not None:
-                    vector[start - first : stop - first] = move_to(part, vector, vector.dtype)
+                if part is None:
+                    continue
+                if (
+                    self.master is not None
+                ):  # after a step, too, parameters are master copies rounded
+                    part = move_to(part, vector, self.master.dtype)
+                vector[start - first : stop - first] = move_to(part, vector, vector.dtype)
         self.evict()
 
     def prefetch(self) -> None:

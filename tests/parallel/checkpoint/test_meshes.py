@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from parallel.checkpoint.checkpoints import MESHES, digest, engine_on, train
-from pycoll.parallel import load, save
+from pycoll.parallel import SGD, DataParallel, Mesh, ParameterSpec, Sequential, load, save
 from pycoll.parallel.checkpoint import reshard
 from pycoll.parallel.checkpoint.reader import Reader
+from pycoll.parallel.nn import CrossEntropy
 from pycoll.testing import run_processes, run_threads
 
 
@@ -176,3 +177,22 @@ def test_reshard(saved, tmp_path, files):
             return digest(engine)
 
     assert set(run_threads(3, rank)) == {expected}
+
+
+def test_the_first_values_of_16_bit_parameters(tmp_path):
+    """Initial values in float64 are rounded as those that are loaded: by way of master copies."""
+    close = np.array([1 + 2.0**-11 + 2.0**-40], np.float64)  # float32 takes it for half-way
+
+    class Scale:
+        def parameters(self):
+            return {"x": ParameterSpec((1,), init=lambda _: close)}
+
+    def rank(comm):
+        options = {"precision": "fp16", "optimizer": SGD(0.1)}
+        with DataParallel(Sequential([("a", Scale())]), CrossEntropy(), Mesh(comm), **options) as e:
+            save(tmp_path, e)
+            before = e.buckets[0].parameter.data[0]
+            load(tmp_path, e)
+            return before == e.buckets[0].parameter.data[0]
+
+    assert run_threads(1, rank) == [True]
