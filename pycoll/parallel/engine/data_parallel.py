@@ -246,11 +246,11 @@ class DataParallel:
         most = most_micro_batches(micro_batches, self.near, refusal("lr", lr, "[0, inf)"))
         plan = plan_sum(most, self.options.order)
         problems, losses = list[str](), list[tuple[float, int]]()
-        failure, count = self.failure, len(micro_batches)
+        failure, own = self.failure, len(micro_batches)
         failure.take()
         for j, term in enumerate(plan):
             sample = None
-            if j < count and failure.error is None:
+            if j < own and failure.error is None:
                 with failure:
                     sample = take_sample(micro_batches, j)
             loss, count, back = self._passes.run(sample, self.loss_scale.value)
