@@ -20,6 +20,7 @@ from pycoll.parallel.compare import (
     ranks_with,
     vote,
 )
+from pycoll.parallel.engine.failure import Failure
 from pycoll.parallel.mesh import Mesh
 from pycoll.parallel.nn.layer import ParameterSpec
 from pycoll.parallel.state.bucket import Bucket
@@ -177,16 +178,25 @@ def not_a_sample(sample: Any, j: int, count: int) -> str:
     return f"only {len(sample)} of two parts in micro-batch {j}" if len(sample) < 2 else ""
 
 
-def take_sample(micro_batches: Any, j: int) -> Any:
-    """Return micro-batch j, which may be made just now.
+def take_sample(
+    micro_batches: Any, j: int, failure: Failure, problems: list[str]
+) -> Sequence[Any] | None:
+    """Return micro-batch j, which may be made just now; None if there is none, or after a failure.
 
-    Raises:
-        ArgumentError: If it is no pair.
+    What is no pair is a problem, and one is enough; alone, a rank raises it as `ArgumentError`.
     """
-    sample = micro_batches[j]
-    if problem := not_a_sample(sample, j, len(micro_batches)):
-        raise ArgumentError(f"{problem}, expected (inputs, targets)")
-    return sample
+    count = len(micro_batches)
+    if j >= count or failure.error is not None:
+        return None
+    with failure:
+        sample: Sequence[Any] = micro_batches[j]
+        if not (problem := not_a_sample(sample, j, count)):
+            return sample
+        problem = f"{problem}, expected (inputs, targets)"
+        if failure.alone:
+            raise ArgumentError(f"the step was not taken: {problem}")
+        problems[:] = problems or [problem]
+    return None
 
 
 class Graphs:

@@ -191,6 +191,7 @@ class DataParallel:
                 text; no rank has taken the step, and all can go on. With ``tp`` or ``cp`` others
                 have `PeerLeft`, and the engine has ended.
         """
+        self.failure.take()
         try:
             return self._step(micro_batches, lr)
         except CollError as error:
@@ -246,22 +247,17 @@ class DataParallel:
         most = most_micro_batches(micro_batches, self.near, refusal("lr", lr, "[0, inf)"))
         plan = plan_sum(most, self.options.order)
         problems, losses = list[str](), list[tuple[float, int]]()
-        failure, own = self.failure, len(micro_batches)
-        failure.take()
         for j, term in enumerate(plan):
-            sample = None
-            if j < own and failure.error is None:
-                with failure:
-                    sample = take_sample(micro_batches, j)
+            sample = take_sample(micro_batches, j, self.failure, problems)
             loss, count, back = self._passes.run(sample, self.loss_scale.value)
             losses.append((loss, count))
             for bucket in self.buckets:
                 bucket.gradients.begin(term, j == len(plan) - 1)
             self._passes.back(back)
-            if sample is not None and failure.error is None:
+            if sample is not None and self.failure.error is None:
                 problems += self._graphs.problems(j, self.buckets)
-        if failure.error is not None:
-            problems = [in_words(failure.error)]
+        if self.failure.error is not None:
+            problems = [in_words(self.failure.error)]
         self._own_samples = sum(count for _, count in losses)
         both = sum_losses(losses, self.options.order)
         return self.near.data.total(both, "count", self.options.order), problems

@@ -36,16 +36,20 @@ class Failure:
         self._shared = any(axes.get(axis, 1) > 1 for axis in _LAYER_AXES)
         self.holds: bool = groups is not None and not self._shared
 
+    @property
+    def alone(self) -> bool:
+        """Whether no other rank takes the step."""
+        return self._groups is None or self._groups.world.world_size == 1
+
     def __enter__(self) -> Failure:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
         if error is not None and self._shared:
             self.end(error)
-        alone = self._groups is None or self._groups.world.world_size == 1
         if not isinstance(error, Exception) or isinstance(error, TransportError):
             return False
-        if not self.holds or alone:
+        if not self.holds or self.alone:
             return False
         self.error = error
         return True
