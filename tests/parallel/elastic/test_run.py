@@ -98,6 +98,28 @@ def test_survivors_that_shrink_go_on_with_every_state(zero, victim):
             np.testing.assert_array_equal(result[1][name], results[(victim + 1) % 4][1][name])
 
 
+def test_a_rank_that_fails_in_a_step_leaves():
+    """Survivors go on without it, as after a death."""
+
+    def rank(comm):
+        own = comm.rank
+
+        def failing(step, samples):
+            if own == 1 and step == 2:
+                raise MemoryError
+            return data(step, samples)
+
+        run = Elastic(comm, build, failing, **SIZES)
+        try:
+            ranks = [run.comm.world_size for _ in run]
+        except MemoryError as error:
+            comm.__exit__(MemoryError, error, None)
+            return [own]
+        return ranks
+
+    assert run_processes(3, rank) == [[3, 3, 2, 2, 2, 2], [1], [3, 3, 2, 2, 2, 2]]
+
+
 def test_what_comes_after_the_last_step_survives_a_death():
     """Two deaths while parameters are gathered: the rank that is left has all of them."""
 
