@@ -103,9 +103,7 @@ class Bucket:
                 part = values(kind, name, start - entry.start, stop - entry.start)
                 if part is None:
                     continue
-                if (
-                    self.master is not None
-                ):  # after a step, too, parameters are master copies rounded
+                if self.master is not None:  # whose values are rounded, as after a step
                     part = move_to(part, vector, self.master.dtype)
                 vector[start - first : stop - first] = move_to(part, vector, vector.dtype)
         self.evict()
