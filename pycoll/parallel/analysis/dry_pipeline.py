@@ -18,6 +18,7 @@ from pycoll.parallel.analysis.dry_run import (
 from pycoll.parallel.analysis.stand_ins import DryComm, DryLoss
 from pycoll.parallel.analysis.traces import Arrays, traced
 from pycoll.parallel.channels import Groups, Ledger
+from pycoll.parallel.engine.agreement import Graphs
 from pycoll.parallel.engine.options import Options
 from pycoll.parallel.engine.passes import Sample
 from pycoll.parallel.nn.layer import Model
@@ -71,7 +72,8 @@ class _Stage(Pipeline):
         self.program = prove(self._schedule.program(axes.get("pp", 1), micro_batches, 1)).program
         self.options, self.ledger = dry_options(options), Ledger()
         self.stage, self._cut = stage, cut
-        self.loss_scale, self._graphs, self._stream = options.scaling[0], {}, None
+        self.loss_scale, self._stream = options.scaling[0], None
+        self._graphs = Graphs(self.options.unused)
         self.storage: Any = dry_storage(self.options)
         self.kept, self.activations = dry_kept(options, self.ledger)
         comm: Any = DryComm(axes)
