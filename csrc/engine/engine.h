@@ -184,9 +184,7 @@ class Engine {
   static constexpr uint8_t kClosed = 1, kLeft = 2, kTraced = 4;
   static constexpr uint8_t kNoted = 1, kTimed = 2;
 
-  bool usual() const {
-    return at_home() && state_.load(std::memory_order_relaxed) == 0;
-  }
+  bool usual() const { return at_home() && state_.load(std::memory_order_relaxed) == 0; }
   void check_usable() const;
   template <bool kTrace>
   [[gnu::always_inline]] void run_now(const BoundCall& call, const void* in, void* out,
