@@ -9,7 +9,7 @@ from pycoll.errors import ArgumentError, MismatchError, PeerRejected
 from pycoll.runtime.calls.parts import v_variants
 from pycoll.testing import run_processes, run_threads
 
-DTYPES = ["f4", "f8", "i2", "u1", "c16", "S5", "M8[s]", "f2", "?", "V3"]
+DTYPES = ["f4", "f8", "i2", "u1", "c16", "S5", "M8[s]", "f2", "?", "V3", "V2000"]
 TAILS = [(), (3,), (2, 2), (0,)]
 
 
@@ -35,8 +35,8 @@ class Program:
 
     def draw(self):
         rng, n = self.rng, self.n
-        most = rng.choice([0, 1, 9, 9, 9, 5000])
         self.dtype, self.tail = np.dtype(rng.choice(DTYPES)), rng.choice(TAILS)
+        most = min(rng.choice([0, 1, 9, 9, 9, 5000]), 20_000 // self.dtype.itemsize)
         self.rows = [[rng.randint(0, most) for _ in range(n)] for _ in range(n)]
         self.seeds = [rng.randrange(1 << 30) for _ in range(n)]
 
