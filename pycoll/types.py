@@ -132,6 +132,7 @@ _ELSEWHERE = {  # what other libraries call them
     },
     **{"*": "prod", "all": "and", "&": "and", "any": "or", "|": "or", "^": "xor"},
 }
+_WITH_RANKS = {"maxloc": "maxloc", "argmax": "maxloc", "minloc": "minloc", "argmin": "minloc"}
 
 
 def reduce_op(name: object) -> ReduceOp:
@@ -155,6 +156,8 @@ def reduce_op(name: object) -> ReduceOp:
     import difflib  # takes long, and seldom is a name unknown
 
     word = str(name).rpartition(".")[2].lower()
+    if call := _WITH_RANKS.get(word):
+        raise ArgumentError(f"op={name!r} is a call of its own: comm.{call}(x)")
     close = [_ELSEWHERE[word]] if word in _ELSEWHERE else difflib.get_close_matches(word, _OPS, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     hint = "; a root goes by name, as in root=0" if isinstance(name, int) else hint

@@ -39,6 +39,7 @@ BAD = {
         lambda c: c.reduce_scatter_v(F, [len(F), *[0] * (c.world_size - 1)], np.hypot),
         r"op=<ufunc 'hypot'> is a function; all_reduce, .* take one.*accepted here: sum",
     ),
+    "op that is a call": (lambda c: c.all_reduce(F, "argmax"), r"'argmax'.*comm.maxloc\(x\)$"),
     "op in capitals": (lambda c: c.all_reduce(F, "SUM"), r"op='SUM'.*did you mean 'sum'"),
     "op of a v-variant in capitals": (
         lambda c: c.reduce_scatter_v(F, [len(F), *[0] * (c.world_size - 1)], "Max"),
@@ -169,7 +170,7 @@ BAD = {
     "time that is text": (lambda c: c.all_reduce(F, timeout="soon"), r"timeout='soon'"),
     "indivisible": (
         lambda c: c.reduce_scatter(np.ones(5)),
-        r"shape \(5,\).*multiple of the world size 2",
+        r"shape \(5,\).*multiple of the world size 2.*scatter_v",
     ),
     "indivisible by dimension": (lambda c: c.all_to_all(np.ones((3, 2))), r"shape \(3, 2\)"),
     "nothing to divide": (lambda c: c.all_to_all(np.ones(())), r"shape \(\)"),
