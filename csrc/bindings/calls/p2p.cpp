@@ -65,6 +65,7 @@ void bind_p2p(py::module_& m) {
   OwnedClass<MessagePostbox> message_postbox(m, "MessagePostbox");
   message_postbox.def(made<MessagePostbox, std::shared_ptr<MessageEngine>>(), "engine"_a)
       .def("take_bytes", &take_bytes<MessagePostbox>)
+      .def_property_readonly("failed", &MessagePostbox::failed)
       .def_property_readonly("given_up", &MessagePostbox::given_up);
   add_send_recv<MessagePostbox, double>(message_postbox);
   add_postbox_methods<MessagePostbox>(message_postbox);

@@ -220,7 +220,7 @@ bool MessagePostbox::done(Ticket ticket) {
   const std::lock_guard lock(engine_->mutex());
   progress();
   const auto found = items_.find(ticket);
-  return found == items_.end() || found->second.done || (found->second.incoming && failed_);
+  return found == items_.end() || found->second.done;
 }
 
 bool MessagePostbox::forget(Ticket ticket) {
@@ -273,7 +273,6 @@ uint32_t MessagePostbox::wait(Ticket ticket, double timeout_s) {
   } catch (const Error&) {  // whoever hears of it may change or free the memory
     const std::lock_guard lock(engine_->mutex());
     incoming_.clear();
-    failed_ = true;
     throw;
   }
   if (!finished) {

@@ -30,6 +30,8 @@ class MessagePostbox {
   };
 
   explicit MessagePostbox(std::shared_ptr<MessageEngine> engine) : engine_(std::move(engine)) {}
+  // Whether the communicator has failed: then nothing more is received.
+  bool failed() const { return engine_->failed(); }
   // Payload that is still to come keeps its memory.
   ~MessagePostbox();
   MessagePostbox(const MessagePostbox&) = delete;
@@ -94,7 +96,6 @@ class MessagePostbox {
   // Of everything below: the engine's mutex.
   std::unordered_map<Ticket, Item> items_;
   std::deque<Ticket> incoming_;  // posted and not done, in order
-  bool failed_ = false;          // a wait has heard of a failure: nothing more is received
   Ticket newest_ = 0;
   std::list<Message> arrived_;  // in order of arrival, complete or not
   uint64_t coming_ = 0;         // of these, those that are not complete

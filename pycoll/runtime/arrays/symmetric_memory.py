@@ -30,8 +30,10 @@ class _Loan(NamedTuple):
 
     def lasts(self) -> bool:
         engine = self.engine()
+        if engine is None or getattr(engine, "failed", False):  # of a postbox between hosts
+            return False
         try:
-            return engine is not None and not engine.done(self.ticket)
+            return not engine.done(self.ticket)
         except _C.EngineError:  # the communicator has failed; a wait says why
             return False
 

@@ -56,7 +56,10 @@ class MessageWork(Work):
 
     def _over(self) -> bool:
         try:
-            return self._session.postbox().done(self._ticket)
+            postbox = self._session.postbox()
+            # Between hosts `done` does not tell that a failure has ended all receives.
+            failed = not self.sends and getattr(postbox, "failed", False)
+            return failed or postbox.done(self._ticket)
         except _C.EngineError:  # the communicator has failed; a wait says why
             return True
 
