@@ -220,7 +220,7 @@ void Postbox::close() {
   std::thread last;  // of two threads that close at the same time one waits for it
   {
     std::unique_lock lock(mutex_, std::try_to_lock);
-    if (!engine_->at_home()) {  // a child has no thread to join, nor one to wait for
+    if (!engine_->at_home()) {             // a child has no thread to join, nor one to wait for
       never_free(std::move(thread_));      // never joined, never destroyed
       static_cast<void>(work_.release());  // its end would wait for the parent's thread
       return;
