@@ -176,6 +176,33 @@ def test_what_an_object_does_while_it_is_packed():
     assert run_threads(2, ranks) == [True] * 2
 
 
+def test_a_list_that_changes_while_it_is_packed():
+    def ranks(comm):
+        xs = [1] * 2
+        if comm.rank == 1:
+            xs[0] = Wicked(xs.clear)
+        return comm.all_to_all_object(xs, pickle=True), comm.all_gather_object(comm.rank)
+
+    assert run_threads(2, ranks) == [([1, "packed"], [0, 1]), ([1, 1], [0, 1])]
+
+
+def test_no_memory_for_large_objects_on_one_rank(monkeypatch):
+    def no_memory(data):
+        raise MemoryError("no more")
+
+    def ranks(comm):
+        once(comm)
+        if comm.rank == 1:
+            monkeypatch.setattr(objects, "_joined", no_memory)
+        large = ["x" * 1000] * 2
+        for call in (comm.all_to_all_object, lambda x: comm.scatter_object(x, 1)):
+            with pytest.raises(PeerRejected if comm.rank == 0 else MemoryError, match="no more"):
+                call(large)
+        return comm.all_gather_object(comm.rank)
+
+    assert run_processes(2, ranks) == [[0, 1]] * 2
+
+
 def test_an_interrupt_while_an_object_is_packed():
     def interrupts():
         raise KeyboardInterrupt

@@ -69,10 +69,12 @@ def all_to_all(session: Session, xs: Any, pickle: bool, timeout: float | None) -
 def _packed_each(xs: Any, session: Session, pickle: bool, whose: str) -> list[bytes]:
     """Return the objects of a list, one for each rank, as bytes."""
     n = session.world_size
-    if not isinstance(xs, Sequence) or isinstance(xs, (str, bytes)) or len(xs) != n:
-        what = f"{len(xs)} objects" if isinstance(xs, (list, tuple)) else repr(xs)
+    listed = isinstance(xs, Sequence) and not isinstance(xs, (str, bytes))
+    objects = list(xs) if listed else []  # packing one may change what the caller has
+    if not listed or len(objects) != n:
+        what = f"{len(objects)} objects" if isinstance(xs, (list, tuple)) else repr(xs)
         raise ArgumentError(f"xs is {what}; {whose} a list of {n}, one for each rank")
-    return [pack(x, pickle) for x in xs]
+    return [pack(x, pickle) for x in objects]
 
 
 def _move(
@@ -168,16 +170,20 @@ def _scatter_whole(
     sizes = array("Q", map(len, data) if data else [0] * session.world_size)
     limit = session.limit(timeout)
     counts = array("Q", spread(session, kind, root, sizes.tobytes(), limit)).tolist()
-    whole = np.frombuffer(b"".join(data), np.uint8)
+    whole = session.refusing(lambda: _joined(data))
     return [v_variants.scatter(session, whole, counts, root, None, timeout).data]
 
 
 def _all_to_all_whole(
     session: Session, _: Kind, __: int, data: list[bytes], sizes: Sequence[int], timeout: Any
 ) -> list[memoryview]:
-    row, counts = np.frombuffer(b"".join(data), np.uint8), list(map(len, data))
+    row, counts = session.refusing(lambda: _joined(data)), list(map(len, data))
     whole = v_variants.all_to_all(session, row, counts, None, timeout, dtype_name="object")
     return _cut(whole, sizes)
+
+
+def _joined(data: list[bytes]) -> np.ndarray:
+    return np.frombuffer(b"".join(data), np.uint8)
 
 
 def _cut(whole: np.ndarray, sizes: Sequence[int]) -> list[memoryview]:
