@@ -3,6 +3,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <cstring>
 #include <type_traits>
 
 #include "bindings/bindings.h"
@@ -17,25 +18,33 @@ namespace {
 // time, else its bytes and the rank that sent them.
 template <typename Box>
 py::object take_bytes(Box& box, uint32_t type, int32_t src, int64_t tag, double timeout_s) {
-  const auto found = [&] {
-    const Unlocked unlocked;
-    return box.probe(src, tag, timeout_s);
-  }();
-  if (!found) return py::none();
-  PyObject* const made = PyBytes_FromStringAndSize(nullptr, Py_ssize_t(found->nbytes));
-  if (made == nullptr) throw py::error_already_set();
-  const auto data = py::reinterpret_steal<py::bytes>(made);
-  const auto sender = static_cast<int32_t>(found->src);
-  const auto take = [&, into = PyBytes_AS_STRING(made)] {
-    const Unlocked unlocked;
-    if constexpr (std::is_same_v<Box, Postbox>) {
-      box.take(into, found->nbytes, type, sender, found->tag, timeout_s);
-    } else {
-      box.recv(into, found->nbytes, type, sender, found->tag, timeout_s);
+  while (true) {
+    const auto found = [&] {
+      const Unlocked unlocked;
+      return box.probe(src, tag, timeout_s);
+    }();
+    if (!found) return py::none();
+    PyObject* const made = PyBytes_FromStringAndSize(nullptr, Py_ssize_t(found->nbytes));
+    if (made == nullptr) throw py::error_already_set();
+    const auto data = py::reinterpret_steal<py::bytes>(made);
+    const auto sender = static_cast<int32_t>(found->src);
+    const auto take = [&, into = PyBytes_AS_STRING(made)] {
+      const Unlocked unlocked;
+      if constexpr (std::is_same_v<Box, Postbox>) {
+        box.take(into, found->nbytes, type, sender, found->tag, timeout_s);
+      } else {
+        box.recv(into, found->nbytes, type, sender, found->tag, timeout_s);
+      }
+    };
+    try {
+      take();
+      return py::make_tuple(data, sender);
+    } catch (const Error& error) {
+      // Where the type is right another thread has taken that message, and the next is of another
+      // size: it is kept.
+      if (found->type != type || std::strcmp(error.kind(), "MismatchError") != 0) throw;
     }
-  };
-  take();
-  return py::make_tuple(data, sender);
+  }
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 import datetime
 import random
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -146,3 +147,17 @@ def test_the_object_is_sent_as_it_was(run):
         return (comm.recv_object(0)["array"] == np.arange(100_000)).all()
 
     assert run(2, ranks) == [True, True]
+
+
+def test_threads_that_receive_objects_of_other_sizes():
+    def ranks(comm):
+        objects = ["x" * (i * 37 % 900) + str(i) for i in range(300)]
+        if comm.rank == 0:
+            for x in objects:
+                comm.send_object(x, 1)
+            return True
+        with ThreadPoolExecutor(3) as threads:
+            found = threads.map(lambda _: comm.recv_object(0), objects)
+            return sorted(found) == sorted(objects)
+
+    assert run_processes(2, ranks) == [True, True]
