@@ -196,13 +196,15 @@ def test_only_the_whole_job_grows(jobs):
 def test_ranks_that_waited_in_vain_for_one_call_init_again(jobs):
     """What it says when it gives up; a rank that takes itself for a world of one is worse."""
     path = jobs.folder / "script.py"
-    late = jobs.folder / "late"
+    late, gave_up = jobs.folder / "late", jobs.folder / "gave_up"
+    gave_up.mkdir()
     path.write_text(
         f"""
 import os, time, pycoll
 try:
     os.close(os.open({str(late)!r}, os.O_CREAT | os.O_EXCL))
-    time.sleep(3)
+    while len(os.listdir({str(gave_up)!r})) < 2:
+        time.sleep(0.01)
 except FileExistsError:
     pass
 for attempt in range(100):
@@ -211,6 +213,7 @@ for attempt in range(100):
         break
     except pycoll.CollTimeout as error:
         assert "pycoll.init: place " in str(error), str(error)
+        open(os.path.join({str(gave_up)!r}, str(os.getpid())), "w").close()
 comm.barrier(timeout=30)
 print(comm.rank, comm.world_size, attempt > 0, flush=True)
 comm.close()
