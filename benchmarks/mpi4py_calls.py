@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 COUNT = 64  # float32: 256 bytes
+SIZES = 200  # that take turns: more than pycoll remembers
 DATA = {"loss": 1.0, "steps": 3}
 TURNS, RANK = 9, "MPI4PY_CALLS_RANK"
 
@@ -62,6 +63,17 @@ def collectives(world, comm, x, out):
     n = comm.world_size
     whole, gathered = np.ones(n * COUNT, np.float32), np.empty(n * COUNT, np.float32)
     counts = [COUNT] * n
+    large, into = np.ones(n * SIZES, np.float32), np.empty(n * SIZES, np.float32)
+    theirs, ours = (itertools.cycle(range(1, SIZES)) for _ in range(2))
+
+    def exchange_other_sizes():
+        sent = [next(theirs)] * n
+        world.Alltoallv((large[: n * sent[0]], sent), (into, sent))
+
+    def exchange_other_sizes_here():
+        sent = [next(ours)] * n
+        comm.all_to_all_v(large[: n * sent[0]], sent)
+
     return {
         "`Allreduce(x, out)`": (
             lambda: world.Allreduce(x, out),
@@ -84,6 +96,7 @@ def collectives(world, comm, x, out):
             lambda: world.Alltoallv((whole, counts), (gathered, counts)),
             lambda: comm.all_to_all_v(whole, counts),
         ),
+        "`Alltoallv`, each time of other sizes": (exchange_other_sizes, exchange_other_sizes_here),
         "`Scan(x, out)`": (lambda: world.Scan(x, out), lambda: comm.scan(x, out=out)),
         "`Barrier()`": (world.Barrier, comm.barrier),
     }
