@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from pycoll.comm.messages import ANY, Messages
-from pycoll.runtime.calls.methods import of_objects, reports_misuse
+from pycoll.runtime.calls.methods import message, of_objects, reports_misuse
 from pycoll.runtime.calls.parts import object_messages, objects
 from pycoll.runtime.calls.work import Work
 from pycoll.types import Kind
@@ -72,12 +72,14 @@ class Objects(Messages):
         """Send the j-th object of ``xs`` to rank j; the i-th of the result came from rank i."""
         return objects.all_to_all(self._session, xs, pickle, timeout)
 
+    @message
     def send_object(
         self, x: Any, dst: int, tag: int = 0, *, pickle: bool = False, timeout: float | None = None
     ) -> None:
         """Send an object to one rank, which receives it with `recv_object`; see `send`."""
         self.send(object_messages.as_bytes(x, pickle), dst, tag, timeout=timeout)
 
+    @message
     def recv_object(
         self,
         src: int = ANY,

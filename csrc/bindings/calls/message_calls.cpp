@@ -1,13 +1,13 @@
 #include "bindings/calls/message_calls.h"
 
-#include <pybind11/numpy.h>
-
+#include <initializer_list>
 #include <new>
 #include <utility>
 
 #include "bindings/bindings.h"
-#include "bindings/calls/arguments.h"
 #include "bindings/calls/fast_path.h"
+#include "bindings/calls/message_bytes.h"
+#include "bindings/calls/plain_message.h"
 #include "bindings/calls/registered_calls.h"
 #include "bindings/calls/remembered_calls.h"
 
@@ -15,75 +15,7 @@ namespace py = pybind11;
 namespace pycoll {
 namespace {
 
-constexpr int64_t kTags = int64_t{1} << 31;
-
-// A message as it usually is: a plain array or tensor of a known type, and numbers in range.
-struct PlainMessage {
-  char* data;
-  uint64_t nbytes;
-  uint32_t type;
-  int32_t peer;  // -1: any
-  uint32_t tag;
-};
-
-// A Python int from `lowest` to below `end`; nothing for anything else, also for a bool.
-std::optional<int64_t> plain_number(PyObject* x, int64_t lowest, int64_t end) {
-  if (!PyLong_CheckExact(x)) return std::nullopt;
-  int overflow = 0;
-  const int64_t number = PyLong_AsLongLongAndOverflow(x, &overflow);
-  if (overflow != 0 || number < lowest || number >= end) return std::nullopt;
-  return number;
-}
-
-// A rank to receive from, -1 for any; nothing for anything else.
-std::optional<int64_t> plain_source(PyObject* x, uint32_t ranks) {
-  const auto rank = plain_number(x, kAny, ranks);
-  if (rank == kAny) return -1;
-  return rank && *rank >= 0 ? rank : std::nullopt;
-}
-
-// The memory of a plain array, and what its type is known by in MessagePath::types; or of a tensor,
-// which only a call may use that ends before it returns: the tensor may let go of its memory.
-struct PlainMemory {
-  char* data;
-  uint64_t nbytes;
-  py::object type;
-};
-
-std::optional<PlainMemory> plain_memory(PyObject* x, bool written, bool may_be_tensor) {
-  if (const auto memory = stretch(x, written)) {
-    const auto type = reinterpret_cast<PyObject*>(py::detail::array_proxy(x)->descr);
-    return PlainMemory{reinterpret_cast<char*>(memory->first), memory->second,
-                       py::reinterpret_borrow<py::object>(type)};
-  }
-  ArrayKey key;
-  ArrayMemory memory;
-  if (!may_be_tensor || x == Py_None) return std::nullopt;
-  const bool plain = describe_array(nullptr, x, written, key, memory) && !memory.scattered;
-  if (!plain || key.element == 0) return std::nullopt;
-  return PlainMemory{memory.data, memory.nbytes, py::int_(key.element)};
-}
-
-std::optional<PlainMessage> plain_message(const py::dict& types, PyObject* x, bool incoming,
-                                          PyObject* peer, uint32_t ranks, PyObject* tag,
-                                          bool may_be_tensor) {
-  const auto rank = incoming ? plain_source(peer, ranks) : plain_number(peer, 0, ranks);
-  const auto label = plain_number(tag, 0, kTags);
-  const auto memory = rank && label ? plain_memory(x, incoming, may_be_tensor) : std::nullopt;
-  if (!memory) return std::nullopt;
-  PyObject* const number = PyDict_GetItemWithError(types.ptr(), memory->type.ptr());
-  if (number == nullptr && PyErr_Occurred() != nullptr) throw py::error_already_set();
-  if (number == nullptr) return std::nullopt;
-  return PlainMessage{memory->data, memory->nbytes,
-                      static_cast<uint32_t>(PyLong_AsUnsignedLong(number)),
-                      static_cast<int32_t>(*rank), static_cast<uint32_t>(*label)};
-}
-
-// The array that is sent, or an array of the bytes of the tensor.
-py::object array_of(PyObject* x, const PlainMessage& m) {
-  if (stretch(x, false)) return py::reinterpret_borrow<py::object>(x);
-  return py::array(py::dtype::of<uint8_t>(), {py::ssize_t(m.nbytes)}, m.data, py::handle(x));
-}
+constexpr Py_ssize_t kMostCopied = 4096;  // bytes: a slice of them takes less than a view
 
 // Raises what a call raises that this error has ended.
 [[noreturn]] void raise_failure(const FastcallState& state, PyObject* sent, bool receives) {
@@ -93,11 +25,10 @@ py::object array_of(PyObject* x, const PlainMessage& m) {
   throw py::type_error("message_failed has raised nothing");
 }
 
-// Moves messages without Python's lock.
+// Calls what moves messages.
 template <typename F>
-auto moved(const FastcallState& state, PyObject* sent, bool receives, const F& work) {
+auto guarded_move(const FastcallState& state, PyObject* sent, bool receives, const F& work) {
   try {
-    const Unlocked unlocked;
     return work();
   } catch (const Error& error) {
     raise_in_python(error);
@@ -105,6 +36,22 @@ auto moved(const FastcallState& state, PyObject* sent, bool receives, const F& w
     PyErr_NoMemory();
   }
   raise_failure(state, sent, receives);
+}
+
+// Likewise, without Python's lock.
+template <typename F>
+auto moved(const FastcallState& state, PyObject* sent, bool receives, const F& work) {
+  return guarded_move(state, sent, receives, [&] {
+    const Unlocked unlocked;
+    return work();
+  });
+}
+
+// The function may go from where it was found while it runs.
+py::object called(py::object function, std::initializer_list<PyObject*> args) {
+  PyObject* const made = PyObject_Vectorcall(function.ptr(), args.begin(), args.size(), nullptr);
+  if (made == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(made);
 }
 
 // What isend and irecv return, an object of a class.
@@ -155,6 +102,10 @@ class Call {
         return irecv();
       case MessageCall::kSendrecv:
         return sendrecv(limit_s);
+      case MessageCall::kSendObject:
+        return send_object(limit_s);
+      case MessageCall::kRecvObject:
+        return recv_object(limit_s);
     }
     return nullptr;
   }
@@ -173,9 +124,16 @@ class Call {
   // Keeps the array of a message that comes where it is: it would be lost if another thread moved
   // the array back while it comes.
   HoldOf held(const PlainMessage& m) const { return {state_.heap.get(), m.data, m.nbytes}; }
-  uint64_t post(const PlainMessage& m) {
-    return moved(state_, args_[kData], false,
+  uint64_t post(const PlainMessage& m, PyObject* x) {
+    return moved(state_, x, false,
                  [&] { return box_->send(m.data, m.nbytes, m.type, uint32_t(m.peer), m.tag); });
+  }
+  // Sends a message that lies in an object, and returns when that may be changed.
+  PyObject* send(const PlainMessage& m, PyObject* x, double limit_s) {
+    if (const uint64_t ticket = post(m, x); ticket != 0) {
+      session_of(state_).attr("leave_behind")(ticket, array_of(x, m), limit_s);
+    }
+    Py_RETURN_NONE;
   }
   uint64_t expect(const PlainMessage& m) {
     return moved(state_, nullptr, false,
@@ -184,11 +142,7 @@ class Call {
 
   PyObject* send(double limit_s) {
     const auto m = going(true);
-    if (!m) return not_served();
-    if (const uint64_t ticket = post(*m); ticket != 0) {
-      session_of(state_).attr("leave_behind")(ticket, array_of(args_[kData], *m), limit_s);
-    }
-    Py_RETURN_NONE;
+    return m ? send(*m, args_[kData], limit_s) : not_served();
   }
 
   PyObject* recv(double limit_s) {
@@ -207,7 +161,7 @@ class Call {
   PyObject* isend() {
     const auto m = going();
     const py::object work = state_.messages.work;  // as box_
-    return m ? new_work(state_, work, post(*m), args_[kData], true) : not_served();
+    return m ? new_work(state_, work, post(*m, args_[kData]), args_[kData], true) : not_served();
   }
 
   PyObject* irecv() {
@@ -240,6 +194,32 @@ class Call {
     return session_of(state_).attr("finish_exchange")(first, second, x, limit_s).release().ptr();
   }
 
+  PyObject* send_object(double limit_s) {
+    const auto rank = plain_rank(args_[kTo], box_->world_size());
+    const auto tag = plain_tag(args_[kTag]);
+    if (!rank || !tag) return not_served();
+    const uint32_t type = state_.messages.bytes;
+    const py::object data = called(state_.messages.pack, {args_[kData], args_[kPickled]});
+    const PlainMessage m{PyBytes_AS_STRING(data.ptr()), uint64_t(PyBytes_GET_SIZE(data.ptr())),
+                         type, int32_t(*rank), uint32_t(*tag)};
+    return send(m, data.ptr(), limit_s);
+  }
+
+  PyObject* recv_object(double limit_s) {
+    const auto source = plain_rank_or_any(args_[kFrom], box_->world_size());
+    const auto tag = plain_tag_or_any(args_[kTag]);
+    if (!source || !tag || py::len(state_.messages.objects) > 0) return not_served();
+    const py::object unpack = state_.messages.unpack;  // as box_
+    const auto found = guarded_move(state_, nullptr, false, [&] {
+      return take_bytes(*box_, state_.messages.bytes, int32_t(*source), *tag, limit_s);
+    });
+    if (!found) session_of(state_).attr("nothing_came")("recv_object", *source, limit_s);
+    const py::int_ sender(found->second);
+    py::object data = found->first;
+    if (PyBytes_GET_SIZE(data.ptr()) > kMostCopied) data = py::memoryview(data);
+    return called(unpack, {data.ptr(), args_[kPickled], sender.ptr()}).release().ptr();
+  }
+
   const FastcallState& state_;
   const std::shared_ptr<Box> box_;  // another thread may close it meanwhile
   PyObject* const* const args_;
@@ -260,10 +240,15 @@ PyObject* call_message(PyObject* fastcall, MessageCall call, PyObject* const* ar
 
 PyObject* use_messages(PyObject* fastcall, PyObject* const* args, Py_ssize_t nargs) {
   return guarded([&]() -> PyObject* {
-    if (nargs != 4) throw py::type_error("use_messages takes postbox, types, work and limit_s");
+    if (nargs != 5) throw py::type_error("use_messages takes five arguments");
     const auto given = [&](int i) { return py::reinterpret_borrow<py::object>(args[i]); };
     MessagePath path{
         .limit_s = given(3).cast<double>(), .types = given(1).cast<py::dict>(), .work = given(2)};
+    const auto of_objects = given(4).cast<py::tuple>();
+    path.pack = of_objects[0];
+    path.unpack = of_objects[1];
+    path.bytes = of_objects[2].cast<uint32_t>();
+    path.objects = of_objects[3];
     if (py::isinstance<Postbox>(args[0])) {
       path.host = given(0).cast<std::shared_ptr<Postbox>>();
     } else {

@@ -1,5 +1,5 @@
-// Messages of plain NumPy arrays and tensors, from a method of the communicator to the postbox
-// without Python code.
+// Messages of plain NumPy arrays, tensors and objects, from a method of the communicator to the
+// postbox without Python code.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -12,10 +12,6 @@
 
 namespace pycoll {
 
-// pycoll.ANY, as a source or a tag. No number that an MPI has for its own: -1 and -2 are "any rank"
-// and "no rank", or the other way round.
-inline constexpr int64_t kAny = -(1 << 20);
-
 // What a communicator's messages need.
 struct MessagePath {
   std::shared_ptr<Postbox> host{};         // null: use `wire`
@@ -24,9 +20,21 @@ struct MessagePath {
   // Number of each dtype that arrays have had, and of each ArrayKey::element that tensors have had.
   pybind11::dict types;
   pybind11::object work;  // the class of what isend and irecv return
+  // Of objects: pack(x, pickle) makes bytes, whose element type is `bytes`, and unpack(data,
+  // pickle, sender) the object; `objects` are the receives that come first, if any.
+  pybind11::object pack{}, unpack{}, objects{};
+  uint32_t bytes = 0;
 };
 
-enum class MessageCall : uint8_t { kSend, kRecv, kIsend, kIrecv, kSendrecv };
+enum class MessageCall : uint8_t {
+  kSend,
+  kRecv,
+  kIsend,
+  kIrecv,
+  kSendrecv,
+  kSendObject,
+  kRecvObject,
+};
 
 // The arguments of any message, in the order in which they are passed around.
 enum MessageArg {
@@ -39,18 +47,20 @@ enum MessageArg {
   kTagInto,
   kWithin,
   kOnStream,
+  kPickled,
 };
 
 // Runs a call. Null with a Python error set if it has failed; NotImplemented if
 // only Python code can serve it. May throw pybind11 exceptions.
 //
 // What is left to do is done by the session: leave_behind(ticket, x, limit) waits
-// for a message that is sent, finish_exchange(coming, going, x, limit) for two, and
-// message_failed(error, sent, receives) raises what a call raises that has failed.
+// for a message that is sent, finish_exchange(coming, going, x, limit) for two,
+// message_failed(error, sent, receives) raises what a call raises that has failed, and
+// nothing_came(call, src, limit) what one raises that has received nothing.
 PyObject* call_message(PyObject* fastcall, MessageCall call, PyObject* const* args);
 
-// fastcall.use_messages(postbox, types, work, limit_s): see MessagePath. Without a postbox, None,
-// only Python code serves messages.
+// fastcall.use_messages(postbox, types, work, limit_s, (pack, unpack, bytes, objects)): see
+// MessagePath. Without a postbox, None, only Python code serves messages.
 PyObject* use_messages(PyObject* fastcall, PyObject* const* args, Py_ssize_t nargs);
 
 }  // namespace pycoll

@@ -3,48 +3,21 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <cstring>
-#include <type_traits>
-
 #include "bindings/bindings.h"
+#include "bindings/calls/message_bytes.h"
 #include "bindings/calls/message_calls.h"
+#include "bindings/calls/plain_message.h"
 #include "bindings/owned_class.h"
 
 namespace py = pybind11;
 namespace pycoll {
 namespace {
 
-// Receives the next message, of whatever size, which must be of this type. None if none has come in
-// time, else its bytes and the rank that sent them.
+// None if none has come in time, else the bytes and the rank that sent them.
 template <typename Box>
-py::object take_bytes(Box& box, uint32_t type, int32_t src, int64_t tag, double timeout_s) {
-  while (true) {
-    const auto found = [&] {
-      const Unlocked unlocked;
-      return box.probe(src, tag, timeout_s);
-    }();
-    if (!found) return py::none();
-    PyObject* const made = PyBytes_FromStringAndSize(nullptr, Py_ssize_t(found->nbytes));
-    if (made == nullptr) throw py::error_already_set();
-    const auto data = py::reinterpret_steal<py::bytes>(made);
-    const auto sender = static_cast<int32_t>(found->src);
-    const auto take = [&, into = PyBytes_AS_STRING(made)] {
-      const Unlocked unlocked;
-      if constexpr (std::is_same_v<Box, Postbox>) {
-        box.take(into, found->nbytes, type, sender, found->tag, timeout_s);
-      } else {
-        box.recv(into, found->nbytes, type, sender, found->tag, timeout_s);
-      }
-    };
-    try {
-      take();
-      return py::make_tuple(data, sender);
-    } catch (const Error& error) {
-      // Where the type is right another thread has taken that message, and the next is of another
-      // size: it is kept.
-      if (found->type != type || std::strcmp(error.kind(), "MismatchError") != 0) throw;
-    }
-  }
+py::object bytes_and_sender(Box& box, uint32_t type, int32_t src, int64_t tag, double timeout_s) {
+  const auto found = take_bytes(box, type, src, tag, timeout_s);
+  return found ? py::object(py::make_tuple(found->first, found->second)) : py::none();
 }
 
 }  // namespace
@@ -67,13 +40,13 @@ void bind_p2p(py::module_& m) {
             return box.take(pointer(data), nbytes, type, src, tag, timeout_s);
           },
           Release())
-      .def("take_bytes", &take_bytes<Postbox>)
+      .def("take_bytes", &bytes_and_sender<Postbox>)
       .def("small", &Postbox::small)
       .def("leave_behind", &Postbox::leave_behind, Release());
   add_postbox_methods<Postbox>(postbox);
   OwnedClass<MessagePostbox> message_postbox(m, "MessagePostbox");
   message_postbox.def(made<MessagePostbox, std::shared_ptr<MessageEngine>>(), "engine"_a)
-      .def("take_bytes", &take_bytes<MessagePostbox>)
+      .def("take_bytes", &bytes_and_sender<MessagePostbox>)
       .def_property_readonly("failed", &MessagePostbox::failed)
       .def_property_readonly("given_up", &MessagePostbox::given_up);
   add_send_recv<MessagePostbox, double>(message_postbox);

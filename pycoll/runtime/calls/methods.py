@@ -105,10 +105,11 @@ def collective(kind: Kind, *, in_place: bool = False) -> Callable[[_F], _F]:
     return decorate
 
 
-_MESSAGES = ("send", "recv", "isend", "irecv", "sendrecv")  # as MessageCall has them
+_MESSAGES = ("send", "recv", "isend", "irecv", "sendrecv", "send_object", "recv_object")
+"""As MessageCall has them."""
 _OF_MESSAGES = {
     **{"message": None, "x": None, "out": None, "dst": None, "src": None, "tag": 0},
-    **{"recv_tag": None, "timeout": None, "stream": None},
+    **{"recv_tag": None, "timeout": None, "stream": None, "pickle": False},
 }
 _OF_V_VARIANTS = {
     **{"kind": None, "x": None, "out": None, "op": "sum", "root": 0, "order": None},
@@ -119,10 +120,10 @@ _OF_OBJECTS = {"kind": None, "x": None, "root": 0, "pickle": False, "timeout": N
 
 
 def message(function: _F) -> _F:
-    """Make a method send or receive plain arrays without Python code.
+    """Make a method send or receive plain arrays, or objects, in the extension.
 
     A call that is not usual goes to the function decorated: of another array or dtype, of
-    ``pycoll.ANY`` as a tag, or with arguments that are wrong.
+    ``pycoll.ANY`` as the tag of an array, or with arguments that are wrong.
     """
     into = function.__name__ in ("recv", "irecv")  # their ``x`` is what others call ``out``
     number = _MESSAGES.index(function.__name__)

@@ -24,6 +24,7 @@ from pycoll.runtime.arrays.host_arrays import ArrayView, check_output, view
 from pycoll.runtime.arrays.numbers import as_array
 from pycoll.runtime.calls.message_ends import ANY, MessageEnds, is_integer
 from pycoll.runtime.calls.messages import MessageInfo, MessageWork
+from pycoll.runtime.calls.parts.encoding import pack, unpack
 
 _MOST_CODES = 256
 _MOST_AHEAD, _SMALL = 4096, 16 << 10  # messages that wait for room, and bytes of one
@@ -44,7 +45,7 @@ class TaggedMessages(MessageEnds):
     _ahead: deque[MessageWork]  # messages that wait for room, and whose senders do not
     memory: Any  # where registered arrays are, see `Memory`
     object_receives: MutableMapping[int, Any]  # that have not ended, in the order of the calls
-    fast: Any  # serves messages of plain arrays, see `Messages`
+    fast: Any  # serves messages, see `Messages`
     _engine: Any
     _postbox: Any = None
 
@@ -53,9 +54,10 @@ class TaggedMessages(MessageEnds):
         self.serve_messages(True)
 
     def serve_messages(self, quickly: bool) -> None:
-        """Let messages of plain arrays go without Python code, or not, as a trace needs it."""
+        """Let messages go without Python code where they can, or not, as a trace needs it."""
         box = self._postbox if quickly else None
-        self.fast.use_messages(box, _CODES, MessageWork, self.config.timeout_s)
+        objects = pack, unpack, _BYTES, self.object_receives
+        self.fast.use_messages(box, _CODES, MessageWork, self.config.timeout_s, objects)
 
     def send(self, x: Any, dst: int, tag: int, timeout: float | None) -> None:
         """See `pycoll.Communicator.send`."""
@@ -161,7 +163,7 @@ class TaggedMessages(MessageEnds):
             call: What the user has called, for the text of the error.
         """
         found = self.look(src, tag, limit)
-        return self._nothing_came(call, src, limit) if found is None else found
+        return self.nothing_came(call, src, limit) if found is None else found
 
     def look(self, src: int, tag: int, limit: float) -> MessageInfo | None:
         """Return what is known of a message, or None if there is none in time."""
@@ -172,12 +174,13 @@ class TaggedMessages(MessageEnds):
         """Receive the next bytes, however many; return them and the sender."""
         box, ends = self.postbox(), self._from(src, tag)
         found: tuple[bytes, int] | None = self.messaging(box.take_bytes, _BYTES, *ends, limit)
-        return self._nothing_came("recv_object", src, limit) if found is None else found
+        return self.nothing_came("recv_object", src, limit) if found is None else found
 
     def _from(self, src: int, tag: int) -> tuple[int, int]:
         return self._source(src), -1 if tag == ANY else self._tag(tag)
 
-    def _nothing_came(self, call: str, src: int, limit: float) -> NoReturn:
+    def nothing_came(self, call: str, src: int, limit: float) -> NoReturn:
+        """Raise what a call raises for which no message has come in time."""
         source = "any rank" if src < 0 else f"rank {src}"
         raise CollTimeout(f"{call} on rank {self.rank}: nothing from {source} in {limit:g} s")
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import pycoll
-from pycoll.errors import ArgumentError, CollTimeout, CommClosed, PeerLeft
+from pycoll.errors import ArgumentError, CollTimeout, CommClosed, MismatchError, PeerLeft
+from pycoll.runtime.calls.parts import object_messages
 from pycoll.testing import run_processes, run_threads
 
 
@@ -161,3 +162,72 @@ def test_threads_that_receive_objects_of_other_sizes():
             return sorted(found) == sorted(objects)
 
     assert run_processes(2, ranks) == [True, True]
+
+
+def test_sent_and_received_in_the_extension(monkeypatch):
+    def ranks(comm):
+        for x in ({"a": 1}, b"x" * 100, "y" * 300_000, np.arange(4)):
+            if comm.rank == 0:
+                assert np.array_equal(comm.recv_object(1), x)
+                comm.send_object((x, 2), 1, 5, pickle=True)
+            else:
+                comm.send_object(x, 0)
+                back, two = comm.recv_object(pycoll.ANY, pycoll.ANY, pickle=True)
+                assert np.array_equal(back, x)
+                assert two == 2
+        return True
+
+    monkeypatch.setattr(object_messages, "recv", None)
+    monkeypatch.setattr(object_messages, "as_bytes", None)
+    assert run_threads(2, ranks) == [True, True]
+
+
+class Busy:
+    """An object that does something when it is packed."""
+
+    def __init__(self, does):
+        self.does = does
+
+    def __reduce__(self):
+        return str, (self.does(),)
+
+
+def test_what_an_object_does_while_it_is_packed(run):
+    def ranks(comm):
+        if comm.rank == 1:
+            return [comm.recv_object(0, pickle=True) for _ in range(3)]
+        comm.send_object(Busy(lambda: comm.send_object("inner", 1, pickle=True)), 1, pickle=True)
+        with pytest.raises(ZeroDivisionError):
+            comm.send_object(Busy(lambda: 1 // 0), 1, pickle=True)
+        comm.send_object("after it", 1, pickle=True)
+        with pytest.raises(CommClosed):
+            comm.send_object(Busy(comm.close), 1, pickle=True)
+        return None
+
+    assert run(2, ranks) == [None, ["inner", "None", "after it"]]
+
+
+def test_errors_are_those_of_messages_of_arrays(run):
+    def ranks(comm):
+        for wrong in ({"dst": 5}, {"dst": 0, "tag": -1}, {"dst": 0.0}, {"dst": 0, "timeout": -1}):
+            with pytest.raises(ArgumentError):
+                comm.send_object(1, **wrong)
+        for wrong in ({"src": 5}, {"src": -1}, {"tag": -7}, {"timeout": "soon"}):
+            with pytest.raises(ArgumentError):
+                comm.recv_object(**wrong)
+        with pytest.raises(ArgumentError, match="range cannot be sent"):
+            comm.send_object(range(3), 0)
+        with pytest.raises(TypeError, match="dst"):
+            comm.send_object(1)
+        with pytest.raises(CollTimeout, match=r"recv_object on rank 0: nothing from any rank"):
+            comm.recv_object(timeout=0.01)
+        comm.send(np.zeros(3), 0)
+        with pytest.raises(MismatchError, match="float64"):
+            comm.recv_object(timeout=1)
+        comm.recv(np.zeros(3), 0)
+        comm.send_object(Busy(lambda: "code"), 0, pickle=True)
+        with pytest.raises(ArgumentError, match="rank 0 sent a pickle"):
+            comm.recv_object()
+        return True
+
+    assert run(1, ranks) == [True]
