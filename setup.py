@@ -25,7 +25,11 @@ BUILD_TEMP = f"build/objects-{sys.implementation.cache_tag}"
 
 # Bindings are compiled together: alone, each would compile most of pybind11 again. What runs in
 # every call is optimized; the rest converts arguments, and compiles faster without.
-BINDINGS = {"objects": "csrc/bindings", "calls": "csrc/bindings/calls"}
+BINDINGS = {
+    "objects": "csrc/bindings",
+    "calls": "csrc/bindings/calls",
+    "messages": "csrc/bindings/p2p",
+}
 NATIVE = os.environ.get("PYCOLL_ISA") == "native"
 
 

@@ -7,6 +7,7 @@
 #include "bindings/calls/fast_path.h"
 #include "bindings/calls/python_frame.h"
 #include "bindings/owned_class.h"
+#include "bindings/p2p/message_work.h"
 #include "kernels/fold/fold.h"
 
 namespace py = pybind11;
@@ -234,5 +235,6 @@ PYBIND11_MODULE(_C, m) {
   add_caller(m);
   add_method(m);
   add_plans(m);
+  add_message_work(m);
   bind_p2p(m);
 }

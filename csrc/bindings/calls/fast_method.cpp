@@ -9,9 +9,9 @@
 #include <string>
 
 #include "bindings/calls/fast_path.h"
-#include "bindings/calls/message_calls.h"
 #include "bindings/calls/object_calls.h"
 #include "bindings/calls/sized_calls.h"
+#include "bindings/p2p/message_calls.h"
 
 namespace py = pybind11;
 namespace pycoll {

@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "bindings/calls/arguments.h"
-#include "bindings/calls/message_calls.h"
 #include "bindings/calls/python_frame.h"
+#include "bindings/p2p/message_calls.h"
 #include "engine/engine.h"
 #include "transports/two_level.h"
 

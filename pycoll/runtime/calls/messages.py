@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pycoll import _C
 from pycoll.config import check_timeout
@@ -24,26 +24,41 @@ class MessageInfo(NamedTuple):
     nbytes: int
 
 
-class MessageWork(Work):
+if TYPE_CHECKING:
+
+    class _Message:
+        """A message in the postbox; csrc/bindings/p2p/message_work.h."""
+
+        sends: bool
+        _ended: bool
+        _error: CollError | None
+        _source: int | None
+        _session: Any
+        _ticket: int
+        _memory: Any
+
+        def _begin(self, *what: Any) -> None: ...
+        def _take(self, limit: float | None) -> None: ...
+        def _end(self) -> None: ...
+
+else:
+    _Message = _C.Message
+
+
+class MessageWork(_Message, Work):
     """A message in the background; its array is kept alive until it is done.
+
+    The extension makes these objects, too, without `__init__`.
 
     Attributes:
         sends: Whether this rank sends it.
     """
 
-    # Of a message that had been sent before `isend` returned. The extension makes these objects
-    # without `__init__`, too.
-    sends: bool = True
-    _ended = True
-    _error: CollError | None = None
-    _source: int | None = None
-
     def __init__(self, session: Any, ticket: int, memory: Any, sends: bool) -> None:
         """Hold on to a message in the postbox; ticket 0 stands for one that has been sent."""
         if ticket:
-            self._session, self._ticket, self._memory = session, ticket, memory
-            self.sends, self._ended = sends, False
-            session.under_way.add(self)
+            limit = session.config.timeout_s
+            self._begin(session._postbox, session, ticket, memory, sends, limit)
 
     def done(self) -> bool:
         """Tell whether the message has been sent or received, or has failed, without waiting."""
@@ -79,15 +94,10 @@ class MessageWork(Work):
         """
         limit = None if timeout is None else check_timeout(timeout, zero=True)
         if not self._ended:
-            session = self._session
             try:
-                limit = session.config.timeout_s if limit is None else limit
-                source = session.postbox().wait(self._ticket, limit)
-                self._source = None if self.sends else source
+                self._take(limit)
             except BaseException as error:
                 self._fail(error)
-            self._ended, self._memory = True, None
-            session.under_way.discard(self)
         if self._error is not None:
             raise self._error
         return self._source
@@ -102,6 +112,7 @@ class MessageWork(Work):
             self._error = failure
             if self.sends:
                 self._session.abandon(self._memory)
+            self._end()
 
     def forget(self) -> bool:
         """Stop receiving: the array may be changed, and the message is kept for another call.
@@ -112,8 +123,7 @@ class MessageWork(Work):
         if self._ended:
             return False
         expected: bool = self._session.postbox().forget(self._ticket)
-        self._ended = True
-        self._session.under_way.discard(self)
+        self._end()
         return expected
 
     def give_up(self) -> None:
@@ -123,9 +133,9 @@ class MessageWork(Work):
             CollError: If not all has been taken. Then the communicator is aborted.
         """
         if not self._ended:
-            self._ended = True
-            self._session.under_way.discard(self)
-            self._session.end_send(self._ticket, self._memory)
+            memory = self._memory
+            self._end()
+            self._session.end_send(self._ticket, memory)
 
 
 def wait_all(works: Sequence[Work], *, timeout: float | None = None) -> list[Any]:

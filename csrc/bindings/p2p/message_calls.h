@@ -4,19 +4,16 @@
 
 #include <pybind11/pybind11.h>
 
-#include <memory>
 #include <optional>
 
-#include "p2p/postbox.h"
-#include "transports/messages/message_postbox.h"
+#include "bindings/p2p/message_work.h"
 
 namespace pycoll {
 
 // What a communicator's messages need.
 struct MessagePath {
-  std::shared_ptr<Postbox> host{};         // null: use `wire`
-  std::shared_ptr<MessagePostbox> wire{};  // null, too: the communicator is closed
-  double limit_s = 0;                      // of calls that name none
+  Boxes boxes{};       // none: the communicator is closed
+  double limit_s = 0;  // of calls that name none
   // Number of each dtype that arrays have had, and of each ArrayKey::element that tensors have had.
   pybind11::dict types;
   pybind11::object work;  // the class of what isend and irecv return

@@ -1,4 +1,4 @@
-#include "bindings/calls/plain_message.h"
+#include "bindings/p2p/plain_message.h"
 
 #include <pybind11/numpy.h>
 

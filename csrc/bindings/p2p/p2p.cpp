@@ -4,10 +4,10 @@
 #include <pybind11/stl.h>
 
 #include "bindings/bindings.h"
-#include "bindings/calls/message_bytes.h"
-#include "bindings/calls/message_calls.h"
-#include "bindings/calls/plain_message.h"
 #include "bindings/owned_class.h"
+#include "bindings/p2p/message_bytes.h"
+#include "bindings/p2p/message_calls.h"
+#include "bindings/p2p/plain_message.h"
 
 namespace py = pybind11;
 namespace pycoll {

@@ -1,4 +1,4 @@
-#include "bindings/calls/message_calls.h"
+#include "bindings/p2p/message_calls.h"
 
 #include <initializer_list>
 #include <new>
@@ -6,10 +6,10 @@
 
 #include "bindings/bindings.h"
 #include "bindings/calls/fast_path.h"
-#include "bindings/calls/message_bytes.h"
-#include "bindings/calls/plain_message.h"
 #include "bindings/calls/registered_calls.h"
 #include "bindings/calls/remembered_calls.h"
+#include "bindings/p2p/message_bytes.h"
+#include "bindings/p2p/plain_message.h"
 
 namespace py = pybind11;
 namespace pycoll {
@@ -55,28 +55,11 @@ py::object called(py::object function, std::initializer_list<PyObject*> args) {
 }
 
 // What isend and irecv return, an object of a class.
-PyObject* new_work(const FastcallState& state, const py::object& of, uint64_t ticket, PyObject* x,
-                   bool sends) {
-  static PyObject* const names[] = {
-      PyUnicode_InternFromString("_session"), PyUnicode_InternFromString("_memory"),
-      PyUnicode_InternFromString("_ticket"), PyUnicode_InternFromString("sends"),
-      PyUnicode_InternFromString("_ended")};
-  static PyObject* const under_way = PyUnicode_InternFromString("under_way");
+PyObject* new_work(const FastcallState& state, const Boxes& boxes, const py::object& of,
+                   uint64_t ticket, PyObject* x, bool sends) {
   try {
-    auto* const type = reinterpret_cast<PyTypeObject*>(of.ptr());
-    const auto work =
-        py::reinterpret_steal<py::object>(type->tp_new(type, py::tuple().ptr(), nullptr));
-    if (!work) throw py::error_already_set();
-    if (ticket == 0) return work.inc_ref().ptr();  // it has been sent
-    const py::object session = session_of(state), number = py::int_(ticket);
-    PyObject* const values[] = {session.ptr(), x, number.ptr(), sends ? Py_True : Py_False,
-                                Py_False};
-    for (size_t i = 0; i < std::size(names); ++i) {
-      if (PyObject_SetAttr(work.ptr(), names[i], values[i]) != 0) throw py::error_already_set();
-    }
-    const auto all = py::reinterpret_steal<py::object>(PyObject_GetAttr(session.ptr(), under_way));
-    if (!all || PySet_Add(all.ptr(), work.ptr()) != 0) throw py::error_already_set();
-    return work.inc_ref().ptr();
+    const Beginning beginning{boxes, session_of(state), ticket, x, sends, state.messages.limit_s};
+    return new_message_work(of, beginning).release().ptr();
   } catch (...) {
     if (ticket != 0) Py_INCREF(x);  // it is under way, and nobody knows of it
     throw;
@@ -160,17 +143,20 @@ class Call {
 
   PyObject* isend() {
     const auto m = going();
+    const Boxes boxes = state_.messages.boxes;
     const py::object work = state_.messages.work;  // as box_
-    return m ? new_work(state_, work, post(*m, args_[kData]), args_[kData], true) : not_served();
+    return m ? new_work(state_, boxes, work, post(*m, args_[kData]), args_[kData], true)
+             : not_served();
   }
 
   PyObject* irecv() {
     const auto m = coming(args_[kTag]);
+    const Boxes boxes = state_.messages.boxes;
     const py::object work = state_.messages.work;
     // Python code notes that the message may come into a registered array at any time.
     const Heap* const heap = state_.heap.get();
     if (m && heap != nullptr && heap->is_aliased(m->data, m->nbytes)) return not_served();
-    return m ? new_work(state_, work, expect(*m), args_[kInto], false) : not_served();
+    return m ? new_work(state_, boxes, work, expect(*m), args_[kInto], false) : not_served();
   }
 
   PyObject* sendrecv(double limit_s) {
@@ -233,8 +219,9 @@ PyObject* call_message(PyObject* fastcall, MessageCall call, PyObject* const* ar
   const auto limit_s = limit_of(args[kWithin]);
   if (!limit_s || args[kOnStream] != Py_None) return Py_NewRef(Py_NotImplemented);
   const double limit = args[kWithin] == Py_None ? path.limit_s : *limit_s;
-  if (path.host != nullptr) return Call(state, path.host, args).run(call, limit);
-  if (path.wire != nullptr) return Call(state, path.wire, args).run(call, limit);
+  const auto& [host, wire] = path.boxes;
+  if (host != nullptr) return Call(state, host, args).run(call, limit);
+  if (wire != nullptr) return Call(state, wire, args).run(call, limit);
   return Py_NewRef(Py_NotImplemented);
 }
 
@@ -249,11 +236,8 @@ PyObject* use_messages(PyObject* fastcall, PyObject* const* args, Py_ssize_t nar
     path.unpack = of_objects[1];
     path.bytes = of_objects[2].cast<uint32_t>();
     path.objects = of_objects[3];
-    if (py::isinstance<Postbox>(args[0])) {
-      path.host = given(0).cast<std::shared_ptr<Postbox>>();
-    } else {
-      path.wire = given(0).cast<std::shared_ptr<MessagePostbox>>();
-    }
+    if (!is_message_work(args[2])) throw py::type_error("work is no type of messages");
+    if (args[0] != Py_None) path.boxes = Boxes::of(args[0]);
     state_of(fastcall).messages = std::move(path);
     Py_RETURN_NONE;
   });

@@ -1,0 +1,192 @@
+#include "bindings/p2p/message_work.h"
+
+#include <structmember.h>
+
+#include <new>
+#include <optional>
+#include <utility>
+
+#include "bindings/bindings.h"
+#include "bindings/calls/fast_path.h"
+
+namespace py = pybind11;
+namespace pycoll {
+namespace {
+
+struct Message {
+  PyObject_HEAD PyObject *session, *memory, *error, *source;
+  PyObject* under_way;  // the set
+  unsigned long long ticket;
+  double limit_s;
+  char sends, ended;
+  Boxes boxes;
+};
+
+PyTypeObject* message_type = nullptr;
+
+Message& message_of(PyObject* self) { return *reinterpret_cast<Message*>(self); }
+
+PyObject* create(PyTypeObject* type, PyObject*, PyObject*) {
+  PyObject* const self = type->tp_alloc(type, 0);
+  if (self == nullptr) return nullptr;
+  Message& message = message_of(self);
+  new (&message.boxes) Boxes();
+  message.sends = message.ended = 1;
+  return self;
+}
+
+void begin(PyObject* self, const Beginning& beginning) {
+  static PyObject* const name = PyUnicode_InternFromString("under_way");
+  Message& message = message_of(self);
+  if (message.session != nullptr) throw py::type_error("the message has begun");
+  message.boxes = beginning.boxes;
+  message.ticket = beginning.ticket;
+  message.limit_s = beginning.limit_s;
+  message.sends = beginning.sends;
+  message.session = Py_NewRef(beginning.session.ptr());
+  message.memory = Py_NewRef(beginning.memory);
+  message.ended = 0;
+  message.under_way = PyObject_GetAttr(message.session, name);
+  if (message.under_way == nullptr || PySet_Add(message.under_way, self) != 0) {
+    throw py::error_already_set();
+  }
+}
+
+void end(PyObject* self) {
+  Message& message = message_of(self);
+  message.ended = 1;
+  message.boxes = {};
+  Py_CLEAR(message.memory);
+  if (message.under_way != nullptr && PySet_Discard(message.under_way, self) < 0) {
+    throw py::error_already_set();
+  }
+}
+
+// Waits without Python's lock; null with a Python error set if the message has failed.
+std::optional<uint32_t> wait(const Message& message, double limit_s) {
+  const Boxes boxes = message.boxes;  // another thread may end the message meanwhile
+  const uint64_t ticket = message.ticket;
+  try {
+    const Unlocked unlocked;
+    return boxes.host != nullptr ? boxes.host->wait(ticket, limit_s)
+                                 : boxes.wire->wait(ticket, limit_s);
+  } catch (const Error& error) {
+    raise_in_python(error);
+  } catch (const std::bad_alloc&) {
+    PyErr_NoMemory();
+  }
+  return std::nullopt;
+}
+
+PyObject* begin_method(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
+  return guarded([&]() -> PyObject* {
+    if (nargs != 6) throw py::type_error("_begin takes 6 arguments");
+    begin(self, {Boxes::of(args[0]), py::reinterpret_borrow<py::object>(args[1]),
+                 py::handle(args[2]).cast<uint64_t>(), args[3], py::handle(args[4]).cast<bool>(),
+                 py::handle(args[5]).cast<double>()});
+    Py_RETURN_NONE;
+  });
+}
+
+PyObject* take_method(PyObject* self, PyObject* limit) {
+  return guarded([&]() -> PyObject* {
+    Message& message = message_of(self);
+    const double limit_s = limit == Py_None ? message.limit_s : py::handle(limit).cast<double>();
+    if (message.ended) Py_RETURN_NONE;
+    const auto source = wait(message, limit_s);
+    if (!source) return nullptr;
+    if (!message.sends) Py_XSETREF(message.source, PyLong_FromUnsignedLong(*source));
+    end(self);
+    Py_RETURN_NONE;
+  });
+}
+
+PyObject* end_method(PyObject* self, PyObject*) {
+  return guarded([&]() -> PyObject* {
+    end(self);
+    Py_RETURN_NONE;
+  });
+}
+
+int traverse(PyObject* self, visitproc visit, void* arg) {
+  const Message& message = message_of(self);
+  Py_VISIT(Py_TYPE(self));
+  Py_VISIT(message.session);
+  Py_VISIT(message.memory);
+  Py_VISIT(message.error);
+  Py_VISIT(message.source);
+  Py_VISIT(message.under_way);
+  return 0;
+}
+
+int clear(PyObject* self) {
+  Message& message = message_of(self);
+  Py_CLEAR(message.session);
+  Py_CLEAR(message.memory);
+  Py_CLEAR(message.error);
+  Py_CLEAR(message.source);
+  Py_CLEAR(message.under_way);
+  return 0;
+}
+
+void destroy(PyObject* self) {
+  PyTypeObject* const type = Py_TYPE(self);
+  PyObject_GC_UnTrack(self);
+  clear(self);
+  message_of(self).boxes.~Boxes();
+  type->tp_free(self);
+  Py_DECREF(type);
+}
+
+}  // namespace
+
+Boxes Boxes::of(py::handle postbox) {
+  if (py::isinstance<Postbox>(postbox)) return {postbox.cast<std::shared_ptr<Postbox>>(), nullptr};
+  return {nullptr, postbox.cast<std::shared_ptr<MessagePostbox>>()};
+}
+
+bool is_message_work(PyObject* type) {
+  return PyType_Check(type) &&
+         PyType_IsSubtype(reinterpret_cast<PyTypeObject*>(type), message_type) != 0;
+}
+
+py::object new_message_work(const py::object& type, const Beginning& beginning) {
+  auto* const made = reinterpret_cast<PyTypeObject*>(type.ptr());
+  const auto work = py::reinterpret_steal<py::object>(create(made, nullptr, nullptr));
+  if (!work) throw py::error_already_set();
+  if (beginning.ticket != 0) begin(work.ptr(), beginning);
+  return work;
+}
+
+void add_message_work(py::module_& m) {
+  static PyMemberDef members[] = {
+      {"_session", T_OBJECT, offsetof(Message, session), READONLY, nullptr},
+      {"_memory", T_OBJECT, offsetof(Message, memory), READONLY, nullptr},
+      {"_error", T_OBJECT, offsetof(Message, error), 0, nullptr},
+      {"_source", T_OBJECT, offsetof(Message, source), READONLY, nullptr},
+      {"_ticket", T_ULONGLONG, offsetof(Message, ticket), READONLY, nullptr},
+      {"sends", T_BOOL, offsetof(Message, sends), READONLY, nullptr},
+      {"_ended", T_BOOL, offsetof(Message, ended), READONLY, nullptr},
+      {nullptr, 0, 0, 0, nullptr}};
+  static PyMethodDef methods[] = {
+      {"_begin", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(begin_method)),
+       METH_FASTCALL, nullptr},
+      {"_take", take_method, METH_O, nullptr},
+      {"_end", end_method, METH_NOARGS, nullptr},
+      {nullptr, nullptr, 0, nullptr}};
+  static PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void*>(create)},
+                                {Py_tp_dealloc, reinterpret_cast<void*>(destroy)},
+                                {Py_tp_traverse, reinterpret_cast<void*>(traverse)},
+                                {Py_tp_clear, reinterpret_cast<void*>(clear)},
+                                {Py_tp_members, members},
+                                {Py_tp_methods, methods},
+                                {0, nullptr}};
+  static PyType_Spec spec = {"pycoll._C.Message", sizeof(Message), 0,
+                             Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE, slots};
+  const auto type = py::reinterpret_steal<py::object>(PyType_FromSpec(&spec));
+  if (!type) throw py::error_already_set();
+  m.attr("Message") = type;
+  message_type = reinterpret_cast<PyTypeObject*>(type.inc_ref().ptr());
+}
+
+}  // namespace pycoll
