@@ -201,8 +201,8 @@ def _clusters(spans: list[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
     """Return where a tensor begins in memory, and where its last element ends."""
-    if not tensor.numel():
-        return 0, 0
-    steps = ((k - 1) * stride for k, stride in zip(tensor.shape, tensor.stride(), strict=True))
     first = tensor.data_ptr()
+    if tensor.is_contiguous():
+        return first, first + tensor.nbytes
+    steps = ((k - 1) * stride for k, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return first, first + (sum(steps) + 1) * tensor.element_size()
