@@ -118,7 +118,11 @@ class Work:
         queued = self._queued_call
         limit = -1.0 if timeout is None else check_timeout(timeout, zero=True)
         if not queued.ended:
-            self._await(queued, limit)
+            try:
+                self._engine.wait(queued.ticket, limit)
+                queued.ended = True  # if it has failed, another thread has noted that
+            except _C.EngineError as error:
+                self._note(error)
             self._session.sweep()
         elif queued.keep is not None:  # another thread is about to let go of it
             self._session.sweep()
@@ -127,15 +131,11 @@ class Work:
             raise queued.error
         return queued.result
 
-    def _await(self, queued: QueuedCall, limit: float) -> None:
+    def _note(self, error: BaseException) -> None:
+        """Keep what the call has failed with; raise what has ended only this wait."""
         describe = self._session.error
-        try:
-            self._engine.wait(queued.ticket, limit)
-            queued.ended = True  # if it has failed, another thread has noted that
-        except _C.EngineError as error:
-            if queued.take_outcome(self._engine, describe):
-                return
-            kind, text = error.args  # only this wait is over
+        if not self._queued_call.take_outcome(self._engine, describe):
+            kind, text = error.args
             raise CollTimeout(text) if kind == "CollTimeout" else describe(kind, text) from None
 
 

@@ -58,7 +58,7 @@ class QueuedCalls:
         while self._in_flight and engine is not None:
             try:
                 queued = self._in_flight[0]
-                if not queued.take_outcome(engine, self.error):
+                if not (queued.ended or queued.take_outcome(engine, self.error)):
                     return
                 self._let_go(queued)
                 self._in_flight.remove(queued)
