@@ -55,6 +55,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def main(args: argparse.Namespace) -> int:
     """Print the explanation."""
     if args.collective is None:
+        for option in ("op", "order", "algorithm", "tuning", "hosts"):
+            if getattr(args, option) is not None:
+                raise ArgumentError(f"--{option} is for a call: name a collective before it")
         print(table(RULES_HEAD, rules_as_rows(), right=(1, 2)))
         return 0
     ranks = _hosts(args.hosts) if args.hosts else (args.n,)

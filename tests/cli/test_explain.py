@@ -80,6 +80,7 @@ def test_without_a_collective_the_table_is_printed(capsys):
     ("args", "told"),
     [
         (["all_reduce", "-n", "0"], "-n is 0"),
+        (["--tuning", "table"], "--tuning is for a call: name a collective"),
         (["all_reduce", "--tuning", "~nosuch/x"], "tuning '~nosuch/x' cannot be used: "),
         (["all_reduce", "-n", "5000"], "-n is 5000, expected 1 to 4096 ranks"),
         (["all_reduce", "--hosts", "0,2"], "--hosts is '0,2', expected 1 to 4096 ranks"),
