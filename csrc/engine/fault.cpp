@@ -68,10 +68,13 @@ void throw_nothing_came(uint32_t rank, int32_t src, uint32_t tag, double timeout
 
 void throw_mismatch(uint32_t rank, uint32_t tag, const MessageKind& expected, uint32_t src,
                     const MessageKind& sent) {
+  constexpr auto kBytes = uint32_t(DType::kUInt8);
+  const bool object = (expected.type == kBytes) != (sent.type == kBytes);  // by all appearances
   throw_error("MismatchError", "recv on rank ", rank, " (tag ", tag, ") expects ", expected.nbytes,
               " bytes of ", type_name(expected.type), "; rank ", src, " sent ", sent.nbytes,
               " bytes of ", type_name(sent.type),
-              ". The message is kept: receive it into a fitting array");
+              ". The message is kept: receive it into a fitting array",
+              object ? "; objects travel as uint8: send_object goes with recv_object" : "");
 }
 
 const char* closed_text(int32_t rank) {

@@ -45,6 +45,7 @@ _NAMES = {  # without capitals and underscores; other spellings of our own names
     "getcoords": "coords_of",
     "getcartrank": "rank_at",
     "newgroup": "split",
+    "creategroup": "split",
     "clone": "dup",
     "free": "close",
     "disconnect": "close",
@@ -55,12 +56,14 @@ _LATER = (  # what takes async_op
     *("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "gather", "scatter"),
     *("all_to_all", "barrier", "scan", "exscan"),
 )
+_FILLING = frozenset(_LATER) - {"barrier"}  # what takes out
 _WORDS = {  # keyword arguments
     **{"dest": "dst", "source": "src", "root_rank": "root", "src": "root", "dst": "root"},
     **{"recvbuf": "out", "output": "out", "output_tensor": "out", "sendbuf": "x", "sendobj": "x"},
     **{"obj": "x", "tensor": "x", "input": "x", "input_tensor": "x", "reduce_op": "op"},
     **{"sendtag": "tag", "group": "a communicator of split()", "ranks": "color"},
-    **{"recvtag": "tag", "asynchronous": "async_op"},
+    **{"recvtag": "recv_tag", "asynchronous": "async_op", "average": 'op="avg"'},
+    **{"sendcounts": "counts", "status": "probe(src), before the call", "inplace": "out=x"},
 }
 _CONSTANTS = {  # and functions of modules
     **{"SUM": 'op="sum"', "PROD": 'op="prod"', "MIN": 'op="min"', "MAX": 'op="max"'},
@@ -93,14 +96,14 @@ class NamesFromElsewhere:
             here = "" if known else name_here(name, kind)
             text = f"{kind.__name__!r} object has no attribute {name!r}"
             if here:  # then Python has nothing to add
-                raise AttributeError(f"{text}; here it is {here}", name=name, obj=None)
+                raise AttributeError(f"{text}; here it is {here}", obj=self)
             raise AttributeError(text, name=name, obj=self)
 
 
 def explain(error: BaseException) -> None:
     """Add to the text of an error that comes from such a habit what the thing is called here."""
-    if isinstance(error, TypeError) and (here := _argument_here(str(error))):
-        error.args = (f"{error}; here it is {here}",)
+    if isinstance(error, TypeError) and (more := _about_arguments(str(error))):
+        error.args = (f"{error}; {more}",)
 
 
 def name_here(name: str, kind: type) -> str:
@@ -130,9 +133,15 @@ def of_module(name: str, kind: type) -> str:
     return ""
 
 
-def _argument_here(text: str) -> str:
-    """Return what an argument is called, from the text that Python has for an unknown one."""
+def _about_arguments(text: str) -> str:
+    """Return what to say of arguments, from the text that Python has for wrong ones."""
     if text.startswith("Communicator.recv() missing"):
-        return "recv(x, src), which fills x, and recv_object(src) for objects"
+        return "here it is recv(x, src), which fills x, and recv_object(src) for objects"
+    if text.startswith("Communicator.__init__()"):
+        return "comm = pycoll.init() gives the communicator of all ranks"
+    said = re.match(r"Communicator\.(\w+)\(\) takes \d+ positional arguments? but", text)
+    if said is not None and said[1].removesuffix("_v") in _FILLING:
+        return "the array for the result is given by name, as out="
     said = re.match(r"Communicator\.\w+\(\) got an unexpected keyword argument '(\w+)'", text)
-    return _WORDS.get(said[1], "") if said is not None else ""
+    here = _WORDS.get(said[1], "") if said is not None else ""
+    return here and f"here it is {here}"

@@ -101,8 +101,8 @@ def _own(session: Session, x: np.ndarray) -> tuple[np.ndarray, int]:
     start = x.ctypes.data
     if not heap.contains(start, x.nbytes):
         raise ArgumentError(
-            "a window takes an array in symmetric memory, such as those of comm.empty; registered "
-            "ones are not"
+            "a window takes an array in symmetric memory; make it with comm.empty (an array that "
+            "is only registered is not there)"
         )
     base = _base(heap, start)
     like = zlib.crc32(f"{x.dtype.descr} {x.shape}".encode())

@@ -64,7 +64,7 @@ def test_what_the_table_says_exists():
             "src",
             "dst",
             "root",
-        ) or (word in ("color", "async_op")), here
+        ) or (word in ("color", "async_op", "recv_tag", "counts")), here
 
 
 @pytest.mark.parametrize(
@@ -78,6 +78,12 @@ def test_what_the_table_says_exists():
         (lambda c: c.all_gather_v([1], recvbuf=0), "'recvbuf'; here it is out$"),
         (lambda c: c.broadcast_object(obj=0), "'obj'; here it is x$"),
         (lambda c: c.recv(), "argument: 'x'; here it is recv.x, src.*recv_object.src. for objects"),
+        (lambda c: c.all_gather([1], [0]), "but 3 were given; the array .* by name, as out=$"),
+        (lambda c: c.all_to_all_v([1], [1], [0]), "were given; the array .* by name, as out=$"),
+        (lambda c: c.barrier(1), "were given$"),
+        (lambda c: c.all_reduce([1], average=True), 'here it is op="avg"$'),
+        (lambda c: c.recv_object(status=None), "here it is probe.src., before the call$"),
+        (lambda c: pycoll.Communicator(), "comm = pycoll.init.. gives the communicator"),
         (lambda c: c.frobnicate(), "has no attribute 'frobnicate'$"),
         (lambda c: c.send([1], dst=0, colour=3), "keyword argument 'colour'$"),
         (lambda c: Other().send(dest=0), "'dest'$"),
@@ -87,6 +93,7 @@ def test_an_error_that_a_habit_makes(call, said):
     def rank(comm):
         with pytest.raises((AttributeError, TypeError)) as found:
             call(comm)
+        assert found.value.__context__ is None or found.value.__suppress_context__  # told once
         other_names.explain(found.value)
         return str(found.value)
 
@@ -135,11 +142,12 @@ def test_a_grid_knows_the_names_too():
 
 def test_the_launcher_explains(tmp_path):
     script = tmp_path / "script.py"
-    script.write_text("import pycoll; pycoll.init().Allreduce(1)")
+    script.write_text("import pycoll; pycoll.init().all_reduce_(1)")
     command = [sys.executable, "-m", "pycoll", "run", "-n", "1", str(script)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30)
     assert done.returncode == 1
-    assert "no attribute 'Allreduce'; here it is all_reduce\n" in done.stderr
+    said = "no attribute 'all_reduce_'; here it is all_reduce\n"  # not __reduce__, as None has it
+    assert said in done.stderr
 
 
 @pytest.mark.parametrize(

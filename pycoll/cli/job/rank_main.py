@@ -230,7 +230,9 @@ def one_line(value: BaseException) -> str:
     except Exception:  # a class of the user's, whose __str__ fails
         text = type(value).__name__
     frames = traceback.extract_tb(value.__traceback__)
-    frames = [frame for frame in frames if not frame.filename.startswith((PACKAGE, "<"))] or frames
+    frames = [
+        f for f in frames if f.filename[:1] == "/" and not f.filename.startswith(PACKAGE)
+    ] or frames
     return f"{text} ({frames[-1].filename}:{frames[-1].lineno})" if frames else text
 
 

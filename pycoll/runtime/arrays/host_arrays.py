@@ -131,11 +131,14 @@ def _from_buffer(x: Any, what: str) -> np.ndarray:
     except TypeError:
         if hasattr(x, "to_numpy"):  # pandas and the like
             raise ArgumentError(f"{what} is {kind_of(x)}; pass {what}.to_numpy()") from None
-        shape = ""
         if x is None:
-            shape = "; a rank that only receives tells shape and dtype by an array of its own"
+            raise ArgumentError(
+                f"{what} is None; every rank passes an array, and one that only receives an array "
+                "of the shape and dtype that come, such as np.empty(shape); for None as an object "
+                "there are broadcast_object, all_gather_object, send_object and the like"
+            ) from None
         raise ArgumentError(
-            f"{what} is {kind_of(x)}{shape}; accepted are NumPy arrays and objects with the "
+            f"{what} is {kind_of(x)}; accepted are NumPy arrays and objects with the "
             "buffer protocol, __array_interface__ or __dlpack__; for any other Python object there "
             "are broadcast_object, all_gather_object, send_object and the like"
         ) from None
@@ -227,11 +230,13 @@ def as_reducible(v: ArrayView, op: str, what: str) -> ArrayView:
         return ArrayView(parts, _COMPLEX[dtype], v.name, v.source)
     if dtype == np.bool_ and op in ("and", "or", "xor", "min", "max"):
         return ArrayView(v.array.view(np.uint8), DType.BOOL, v.name, v.source)
-    count = f"; {what}.astype(int) counts" if dtype == np.bool_ and op in ("sum", "avg") else ""
+    hint = f"; {what}.astype(int) counts" if dtype == np.bool_ and op in ("sum", "avg") else ""
+    if dtype.kind in "mM":  # NaT is the least of these numbers
+        hint = f"; {what}.view(np.int64) is accepted"
     raise ArgumentError(
         f"op={op!r} is not defined for {what} of dtype {dtype if dtype.names else v.name}; "
         "accepted are int8..uint64, float8_e4m3fn, float8_e5m2, float16, bfloat16, float32, "
-        f"float64, complex with sum, prod or avg, bool with and, or, xor, min, max{count}"
+        f"float64, complex with sum, prod or avg, bool with and, or, xor, min, max{hint}"
     )
 
 

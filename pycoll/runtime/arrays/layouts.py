@@ -76,8 +76,8 @@ def _join(shape: Shape, n: int) -> Shape:
 def _split(shape: Shape, n: int) -> Shape:
     if not shape or shape[0] % n:
         raise ArgumentError(
-            f"x has shape {shape}; its first dimension must be a multiple of the world size {n}, "
-            "but for reduce_scatter_v, scatter_v and all_to_all_v"
+            f"x has shape {shape}; its first dimension must be a multiple of the world size {n}; "
+            "reduce_scatter_v, scatter_v and all_to_all_v take blocks of different sizes"
         )
     return (shape[0] // n, *shape[1:])
 

@@ -186,8 +186,10 @@ class Caller:
         """Return the array that tells the dtype, the result's shape, elements of the input."""
         if kind == Kind.SCATTER and not has_in and x is None:
             if out is None:
-                text = "scatter needs out=, or an x like the root's, on ranks that are not the root"
-                raise ArgumentError(text)
+                raise ArgumentError(
+                    "scatter needs out=, or an x like the root's, on ranks that are not the root; "
+                    "for a list of objects there is scatter_object"
+                )
             given = self.view(out, "out")
             size = given.array.size * self.plans.world_size
             return given, tuple(given.array.shape), size

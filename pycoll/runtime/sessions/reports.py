@@ -103,8 +103,8 @@ def _name(enum: Any, value: int) -> str:
         return f"{enum.__name__.lower()}#{value}"
 
 
+_CAUSES = {1: "MismatchError", 2: "PeerLost", 3: "PeerLeft", 4: "CollTimeout"}  # of `Cause`
 _INTERRUPT = 5  # Cause::kInterrupt
-_ABORT = 6  # Cause::kAbort: whoever gave up has said why, such as the sender of half a message
 
 
 def describe(
@@ -138,8 +138,8 @@ def describe(
         "PeerLeft": _left,
         "Revoked": None if _over_messages(report) else _revoked,
     }.get(kind)
-    whole = writer and report["ranks"] and not (kind == "CollTimeout" and report["cause"] == _ABORT)
-    if whole:
+    about_this = _CAUSES.get(report["cause"], "Revoked") == kind  # not about how another rank ended
+    if writer and report["ranks"] and about_this:
         error = writer(report) + ("" if kind == "MismatchError" else _left_early(early))
     elif issubclass(cls, (errors.TransportError, errors.MismatchError)):
         error = f"{text.rstrip('.')}. {_ADVICE}"

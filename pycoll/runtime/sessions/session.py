@@ -326,7 +326,7 @@ class Session(QueuedCalls, TaggedMessages):
         """Raise `TypeError` for a call that does not fit its signature; let its peers know."""
         error = TypeError(text)
         self._refuse(in_words(error))
-        raise error
+        raise error from None
 
     def interrupted(self, error: BaseException) -> None:
         """Let all ranks know of an interrupt, unless they do; it is what the user gets."""

@@ -58,7 +58,10 @@ BAD = {
     ),
     "op of ordered types": (lambda c: c.all_reduce(F * 1j, "max"), r"op='max'.*complex128"),
     "op for records": (lambda c: c.all_reduce(np.zeros(4, "i4,f4")), r"op='sum'.*dtype \[\('f0', "),
-    "op for dates": (lambda c: c.all_reduce(np.zeros(4, "M8[s]")), r"dtype datetime64\[s\]"),
+    "op for dates": (
+        lambda c: c.all_reduce(np.zeros(4, "M8[s]")),
+        r"datetime64\[s\].*x.view\(np.int64\) is",
+    ),
     "objects": (lambda c: c.all_gather(np.array([None])), r"x has dtype object.*Python objects"),
     "mask": (lambda c: c.all_reduce(np.ma.ones(4)), r"x is a masked array.*x.filled\(value\)"),
     "byte order": (
@@ -68,7 +71,7 @@ BAD = {
     "list": (lambda c: c.all_reduce([None]), r"x is a list of other things than numbers"),
     "nothing": (
         lambda c: c.broadcast(None),
-        r"x is a NoneType.*broadcast_object",
+        r"x is None; .*passes an array, .*np.empty\(shape\).*broadcast_object",
     ),
     "object": (lambda c: c.all_gather(object()), r"x is an object; accepted are NumPy arrays"),
     "text": (lambda c: c.all_gather("abc"), r"x is a str"),
@@ -170,18 +173,18 @@ BAD = {
     "time that is text": (lambda c: c.all_reduce(F, timeout="soon"), r"timeout='soon'"),
     "indivisible": (
         lambda c: c.reduce_scatter(np.ones(5)),
-        r"shape \(5,\).*multiple of the world size 2.*scatter_v",
+        r"shape \(5,\).*multiple of the world size 2; .*scatter_v .*different sizes$",
     ),
     "indivisible by dimension": (lambda c: c.all_to_all(np.ones((3, 2))), r"shape \(3, 2\)"),
     "nothing to divide": (lambda c: c.all_to_all(np.ones(())), r"shape \(\)"),
     "nothing to divide at the root": (lambda c: c.scatter(np.ones(3), c.rank), r"shape \(3,\)"),
     "no output to scatter into": (
         lambda c: c.scatter(root=1 - c.rank),
-        r"needs out=, or an x like",
+        r"needs out=, or an x like.*scatter_object$",
     ),
     "no input to scatter": (
         lambda c: c.scatter(root=c.rank, out=F.copy()),
-        r"x is a NoneType.*broadcast_object",
+        r"x is None; .*passes an array, .*np.empty\(shape\).*broadcast_object",
     ),
     "output off the root": (
         lambda c: c.reduce(F, root=1 - c.rank, out=F.copy()),

@@ -136,6 +136,24 @@ def test_of_ranks_that_leave_one_after_the_other_the_first_cause_is_told_once(ru
             assert text.startswith(who), text
 
 
+def test_a_message_that_does_not_fit_is_told_after_its_sender_has_left():
+    gone = threading.Event()
+
+    def rank(comm):
+        if comm.rank == 0:
+            comm.send(X, 1)
+            with pytest.raises(KeyError), comm:
+                raise KeyError
+            gone.set()
+            return ""
+        gone.wait(10)
+        with pytest.raises(MismatchError) as found:
+            comm.recv(np.empty(3), 0)
+        return str(found.value)
+
+    assert "recv on rank 1 (tag 0) expects 24 bytes" in run_threads(2, rank)[1]
+
+
 def test_a_rank_that_leaves_after_a_mismatch_tells_of_that(run):
     def rank(comm):
         pair = comm.split(0 if comm.rank < 2 else None)

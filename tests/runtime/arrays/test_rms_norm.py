@@ -102,7 +102,7 @@ def arrays(hidden=6, name="float32", rows=4):
         ({"x": [1.0]}, "x is a list"),
         ({"weight": np.ones(5, F)}, r"weight is float32\[5\].*float32\[6\]"),
         ({"weight": np.ones(6)}, "weight is float64"),
-        ({"weight": None}, "weight is a NoneType"),
+        ({"weight": None}, "weight is None"),
         ({"weight": np.ones(12, F)[::2]}, "weight is not C-contiguous"),
         ({"residual": np.ones((3, 6), F)}, r"residual is float32\[3, 6\].*float32\[4, 6\]"),
         ({"residual": np.ones((4, 6), np.float16)}, "residual is float16"),
