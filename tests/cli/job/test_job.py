@@ -45,7 +45,8 @@ def test_one_mistake_on_all_ranks_is_shown_once(jobs):
 
 
 def test_the_line_of_a_rank_names_no_source_of_compiled_code(jobs):
-    done = jobs.run("-n", 2, jobs.script("import pycoll; pycoll.init().all_gather_object(lambda: 1)"))
+    path = jobs.script("import pycoll; pycoll.init().all_gather_object(lambda: 1)")
+    done = jobs.run("-n", 2, path)
     lines = [line for line in done.stderr.splitlines() if line.startswith("rank ")]
     assert len(lines) == 1
     assert "script.py:" in lines[0]
