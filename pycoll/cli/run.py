@@ -200,6 +200,9 @@ def _written(sizes: tuple[int, int]) -> str:
     return str(least) if least == most else f"{least}..{most}"
 
 
+_INPUT = ("-", "/dev/stdin")  # of which one rank would read what another one needs
+
+
 def _command(args: argparse.Namespace) -> list[str]:
     if args.module is not None:
         if not args.module:
@@ -215,7 +218,8 @@ def _command(args: argparse.Namespace) -> list[str]:
     if re.fullmatch(r"python[\d.]*", Path(command[0]).name) and shutil.which(command[0]):
         return _without_python(*command)
     if not Path(command[0]).is_file():
-        raise ArgumentError(f"{command[0]!r} is not a file")
+        way = "; for the text of a program there is -c" if command[0] in _INPUT else ""
+        raise ArgumentError(f"{command[0]!r} is not a file{way}")
     return command
 
 
@@ -223,8 +227,9 @@ def _without_python(python: str, *words: str) -> list[str]:
     """Return the command of ``python script.py``, ``python -m module`` or ``python -c code``."""
     found = str(shutil.which(python))
     if not os.path.samefile(found, sys.executable):
-        way = "name that one" if words[:1] == ("-c",) else f"leave {python!r} out"
-        raise ArgumentError(f"{found} is not the Python of the ranks, {sys.executable}: {way}")
+        raise ArgumentError(
+            f"{found} is not the Python of the ranks, {sys.executable}: leave {python!r} out"
+        )
     if len(words) > 1 and words[0] in ("-c", "-m"):
         return list(words)
     if not words or not Path(words[0]).is_file():

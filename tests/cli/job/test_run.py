@@ -121,6 +121,7 @@ def test_each_line_is_written_in_one_piece(jobs, unbuffered):
         (["-n", "4097", __file__], "-n is 4097, expected at most 4096 ranks"),
         (["-n", "2"], "no script given"),
         (["-n", "2", "none.py"], "'none.py' is not a file"),
+        (["-n", "2", "-"], "'-' is not a file; for the text of a program there is -c"),
         (["-n", "2", "-m"], "-m needs the name of a module"),
         (["-n", "2", "-c"], "-c needs the text of a program"),
         (["-n", "2", "--timeout", "0", __file__], "--timeout is 0.0"),
@@ -144,11 +145,11 @@ def test_another_python_is_refused(jobs, tmp_path, monkeypatch):
     other = tmp_path / "python3"
     other.write_text("#!/bin/sh\n")
     other.chmod(0o755)
-    said = f"{other} is not the Python of the ranks, {sys.executable}: "
-    for words, way in (([__file__], f"leave {str(other)!r} out"), (["-c", "1"], "name that one")):
+    said = f"{other} is not the Python of the ranks, {sys.executable}: leave {str(other)!r} out"
+    for words in ([__file__], ["-c", "1"]):
         done = jobs.run("-n", "2", str(other), *words)
         assert done.returncode == 2
-        assert said + way in done.stderr
+        assert said in done.stderr
 
 
 @pytest.mark.parametrize("python", [[], [sys.executable]])
