@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, NoReturn
 
+from pycoll.runtime.calls.work import Work
+
 _NAMES = {  # without capitals and underscores; other spellings of our own names need no line
     "size": "world_size",
     "getsize": "world_size",
@@ -65,6 +67,10 @@ _WORDS = {  # keyword arguments
     **{"recvtag": "recv_tag", "asynchronous": "async_op", "average": 'op="avg"'},
     **{"sendcounts": "counts", "status": "probe(src), before the call", "inplace": "out=x"},
 }
+_OF_WORK = {
+    **{"test": "done()", "is_completed": "done()", "is_done": "done()"},
+    **{"result": "wait()", "get": "wait()", "synchronize": "wait()"},
+}
 _CONSTANTS = {  # and functions of modules
     **{"SUM": 'op="sum"', "PROD": 'op="prod"', "MIN": 'op="min"', "MAX": 'op="max"'},
     **{"LAND": 'op="and", on bools', "LOR": 'op="or", on bools', "BAND": 'op="and"'},
@@ -104,6 +110,9 @@ def explain(error: BaseException) -> None:
     """Add to the text of an error that comes from such a habit what the thing is called here."""
     if isinstance(error, TypeError) and (more := _about_arguments(str(error))):
         error.args = (f"{error}; {more}",)
+    elif isinstance(error, AttributeError) and isinstance(error.obj, Work):
+        if here := _OF_WORK.get((error.name or "").lower()):
+            error.args = (f"{error}; here it is {here}",)
 
 
 def name_here(name: str, kind: type) -> str:
