@@ -117,6 +117,8 @@ def explain(error: BaseException) -> None:
 
 def name_here(name: str, kind: type) -> str:
     """Return what is called that elsewhere, for one of our classes; empty if nothing is."""
+    if name == "Abort" and hasattr(kind, "abort"):
+        return "abort, after which calls raise; to end the job, raise an exception"
     ours = [known for known in dir(kind) if not known.startswith("_")]
     own = {known.replace("_", ""): known for known in ours}
     word = re.sub("(_async)?_?$", "", name).lower().replace("_", "")

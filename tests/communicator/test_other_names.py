@@ -39,6 +39,7 @@ class Other:
         ("Ireduce_scatter_block", "reduce_scatter, with async_op=True"),
         ("Iallgatherv", "all_gather_v"),  # which takes no async_op
         ("Idup", "dup"),
+        ("Abort", "abort, after which calls raise; to end the job, raise an exception"),
         ("_fast_", ""),
         ("frobnicate", ""),
     ],

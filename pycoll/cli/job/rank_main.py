@@ -229,10 +229,15 @@ def one_line(value: BaseException) -> str:
         text = ": ".join([type(value).__name__, *str(value).splitlines()[:1]])
     except Exception:  # a class of the user's, whose __str__ fails
         text = type(value).__name__
+    import sysconfig  # takes its time, and few programs fail
+
+    others = (PACKAGE, *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
     frames = traceback.extract_tb(value.__traceback__)
-    frames = [
-        f for f in frames if f.filename[:1] == "/" and not f.filename.startswith(PACKAGE)
-    ] or frames
+    for hidden in (others, PACKAGE):  # the program may be installed itself
+        own = [f for f in frames if f.filename[:1] == "/" and not f.filename.startswith(hidden)]
+        if own:
+            break
+    frames = own or frames
     return f"{text} ({frames[-1].filename}:{frames[-1].lineno})" if frames else text
 
 

@@ -112,10 +112,12 @@ def _split(parent: Session, color: int | None, key: int, kind: type[Session]) ->
 
 
 def _wanted_group(color: int | None, key: int) -> np.ndarray:
-    for name, value in (("color", color or 0), ("key", key)):
+    number = 0 if color is None else color
+    for name, value in (("color", number), ("key", key)):
         if not isinstance(value, (int, np.integer)) or not -(2**63) <= value < 2**63:
-            raise ArgumentError(f"{name}={value!r}; accepted are integers of 64 bits")
-    return np.array([color is not None, color or 0, key], np.int64)
+            no_group = ", and None for a rank that gets no group" if name == "color" else ""
+            raise ArgumentError(f"{name}={value!r}; accepted are integers of 64 bits{no_group}")
+    return np.array([color is not None, number, key], np.int64)
 
 
 def _all_gather(parent: Session, row: np.ndarray) -> np.ndarray:

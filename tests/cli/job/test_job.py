@@ -44,9 +44,12 @@ def test_one_mistake_on_all_ranks_is_shown_once(jobs):
     assert done.stderr.count(": KeyError: 'everywhere' (") == 3
 
 
-def test_the_line_of_a_rank_names_no_source_of_compiled_code(jobs):
-    path = jobs.script("import pycoll; pycoll.init().all_gather_object(lambda: 1)")
-    done = jobs.run("-n", 2, path)
+@pytest.mark.parametrize(
+    "wrong",
+    ["pycoll.init().all_gather_object(lambda: 1)", "pycoll.init(timeout='5')", "json.loads('')"],
+)
+def test_the_line_of_a_rank_names_no_library(jobs, wrong):
+    done = jobs.run("-n", 2, jobs.script(f"import json, pycoll; {wrong}"))
     lines = [line for line in done.stderr.splitlines() if line.startswith("rank ")]
     assert len(lines) == 1
     assert "script.py:" in lines[0]
