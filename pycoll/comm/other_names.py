@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from typing import TYPE_CHECKING, NoReturn
 
 from pycoll.runtime.calls.work import Work
@@ -113,6 +114,9 @@ def explain(error: BaseException) -> None:
     elif isinstance(error, AttributeError) and isinstance(error.obj, Work):
         if here := _OF_WORK.get((error.name or "").lower()):
             error.args = (f"{error}; here it is {here}",)
+    elif isinstance(error, ImportError) and error.name == "pycoll":
+        if said := re.match(r"cannot import name '(\w+)' from 'pycoll'", error.msg):
+            error.msg += of_module(said[1], sys.modules["pycoll"].Communicator)
 
 
 def name_here(name: str, kind: type) -> str:

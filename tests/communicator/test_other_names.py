@@ -168,3 +168,19 @@ def test_the_launcher_explains(tmp_path):
 def test_a_name_that_the_module_lacks(name, said):
     with pytest.raises(AttributeError, match=said):
         getattr(pycoll, name)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("from pycoll import MPI", ": comm = pycoll.init.. gives the communicator of all ranks$"),
+        ("from pycoll import all_reduce", ": comm = pycoll.init.., and comm has it as all_reduce$"),
+        ("from pycoll import frobnicate", r"__init__.py.$"),
+        ("from pycoll.errors import MPI", r"errors.py.$"),
+    ],
+)
+def test_a_name_that_is_imported_from_the_module(wrong, said):
+    with pytest.raises(ImportError) as found:
+        exec(wrong)
+    other_names.explain(found.value)
+    assert re.search(said, str(found.value))

@@ -27,6 +27,7 @@ from types import CodeType, ModuleType, TracebackType
 
 PR_SET_PDEATHSIG = 1
 MOST_OF_A_LINE = 1 << 16  # bytes that wait for its end
+_WITH_NAMES = AttributeError, TypeError, ImportError
 PACKAGE = os.path.abspath(os.path.join(__file__, *[os.pardir] * 3)) + os.sep
 
 
@@ -150,7 +151,7 @@ def install_hook(rank: int, report_fd: int, keep_going: bool) -> None:
         while trace is not None and trace.tb_frame.f_code.co_filename == this_file:
             trace = trace.tb_next
         value = value.with_traceback(trace)
-        if "pycoll.comm" in sys.modules and isinstance(value, (AttributeError, TypeError)):
+        if "pycoll.comm" in sys.modules and isinstance(value, _WITH_NAMES):
             importlib.import_module("pycoll.comm.other_names").explain(value)
         consequence = is_consequence(value)
         first = first_cause(report_fd, rank, value, consequence) or keep_going
