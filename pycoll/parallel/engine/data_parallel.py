@@ -298,7 +298,12 @@ class DataParallel:
             bucket.complete.wait()
 
     def predict(self, x: Any) -> Any:
-        """Return the output of the last layer for ``x``; with stage 3 a collective."""
+        """Return the output of the last layer for ``x``; with stage 3 a collective.
+
+        Raises:
+            Exception: What a layer of this rank has raised; the others get their outputs. With
+                ``tp`` or ``cp`` they have `PeerLeft`, and the engine has ended.
+        """
         return self._passes.predict(x)
 
     def gather(self) -> dict[str, np.ndarray]:

@@ -259,9 +259,13 @@ class Passes:
             self._deliver(unit, found, placed)
 
     def predict(self, x: Any) -> Any:
-        """Run the layers forward and return the output of the last."""
+        """Run the layers forward and return the output of the last; raise what a layer has."""
         self.prepare()
-        return self._run_layers(x)
+        self._failure.take()
+        y = self._run_layers(x)
+        if error := self._failure.take():
+            raise error
+        return y
 
     def _run_layers(self, x: Any, saved: list[Any] | None = None, idle: bool = False) -> Any:
         if not idle:  # real numbers in the type of the first layer

@@ -254,15 +254,20 @@ class Pipeline(DataParallel):
 
         Args:
             x: The input, the same on all ranks that differ along ``pp`` only.
+
+        Raises:
+            Exception: What a layer of this rank has raised. Others have `PeerLeft`, and the engine
+                has ended.
         """
         self.flush()
-        for chunk in range(self.program.depth):
-            if chunk:
-                ends = self.program.owner(chunk - 1), self.program.owner(chunk)
-                x = self.transfers.hand_over(x, *ends)
-            if chunk in self._passes:
-                x = self._passes[chunk].predict(x)
-        return self.transfers.share(x, self.program.owner(self.program.depth - 1))
+        with self.ending():
+            for chunk in range(self.program.depth):
+                if chunk:
+                    ends = self.program.owner(chunk - 1), self.program.owner(chunk)
+                    x = self.transfers.hand_over(x, *ends)
+                if chunk in self._passes:
+                    x = self._passes[chunk].predict(x)
+            return self.transfers.share(x, self.program.owner(self.program.depth - 1))
 
     def gather(self) -> dict[str, np.ndarray]:
         """Return all parameters of all stages in full, by name, on every rank; a collective."""

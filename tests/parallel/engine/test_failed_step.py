@@ -156,6 +156,42 @@ def test_a_rank_that_fails_alone(zero, more):
             np.testing.assert_array_equal(found[name], value)
 
 
+@pytest.mark.parametrize("zero", [0, 3])
+def test_a_rank_whose_prediction_fails(zero):
+    """It raises, and has no output of the layers before; the others have theirs."""
+
+    def rank(comm):
+        layers = [Linear(*SIZES[:2], seed=0), Failing(19, 19, seed=1), Linear(*SIZES[1:], seed=2)]
+        model = Sequential([(f"layer{i}", layer) for i, layer in enumerate(layers)])
+        options = {"zero": zero, "bucket_bytes": 256, "optimizer": SGD(0.1)}
+        with DataParallel(model, CrossEntropy(), Mesh(comm, dp=-1), **options) as engine:
+            ((x, _),) = batches(1, sizes=SIZES)
+            wanted = engine.predict(x)
+            layers[1].where, layers[1].calls = "forward" if comm.rank == 1 else "", 1
+            if comm.rank == 1:
+                with pytest.raises(ValueError, match="a bad batch"):
+                    engine.predict(x)
+            else:
+                np.testing.assert_array_equal(engine.predict(x), wanted)
+            np.testing.assert_array_equal(engine.predict(x), wanted)
+
+    run_threads(3, rank)
+
+
+def test_a_stage_whose_prediction_fails():
+    def rank(comm):
+        last = Failing(19, 5, seed=1)
+        model = Sequential([("first", Linear(*SIZES[:2], seed=0)), ("last", last)])
+        engine = Pipeline(model, CrossEntropy(), Mesh(comm, pp=2), micro_batches=2)
+        last.where, last.calls = "forward", 1
+        error = ValueError if comm.rank == 1 else PeerLeft
+        with pytest.raises(error, match="a bad batch"):
+            engine.predict(batches(1, sizes=SIZES)[0][0])
+        comm.barrier()  # all heard of it while the rank that failed was still there
+
+    run_threads(2, rank)
+
+
 @pytest.mark.parametrize("kind", [DataParallel, Pipeline])
 def test_a_layer_whose_ranks_wait_for_each_other(kind):
     """They hear of the error inside of the layer: the engine ends."""
