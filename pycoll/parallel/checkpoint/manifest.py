@@ -13,7 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from math import prod
+from operator import index
 from typing import Any
+
+import numpy as np
 
 from pycoll.errors import ArgumentError
 from pycoll.parallel.checkpoint.folder import MANIFEST
@@ -136,14 +139,15 @@ def _digest(body: Mapping[str, Any]) -> str:
 
 def _tensors(kinds: Any) -> dict[str, dict[str, Tensor]]:
     def piece(found: Any) -> Piece:
-        box = tuple((int(a), int(b)) for a, b in found["box"])
+        box = tuple((index(a), index(b)) for a, b in found["box"])
         if "sha256" in found:  # of the first format
             found["hash"] = f"sha256:{found.pop('sha256')}"
-        return Piece(**found | {"box": box})
+        ends = {end: index(found[end]) for end in ("start", "stop")}
+        return Piece(**found | {"box": box} | ends)
 
     return {
         kind: {
-            name: Tensor(t["dtype"], tuple(t["shape"]), tuple(map(piece, t["pieces"])))
+            name: Tensor(t["dtype"], tuple(map(index, t["shape"])), tuple(map(piece, t["pieces"])))
             for name, t in tensors.items()
         }
         for kind, tensors in kinds.items()
@@ -167,6 +171,8 @@ def _check(manifest: Manifest) -> None:
             raise ValueError(f"a piece of {what} is not inside of it")
     for kind, tensors in manifest.tensors.items():
         for name, tensor in tensors.items():
+            if tensor.dtype != "bfloat16" and np.dtype(tensor.dtype).name != tensor.dtype:
+                raise ValueError(f"{tensor.dtype!r} of {name} in {kind} is no type")
             if not _covered(tensor):
                 raise ValueError(f"the pieces of {name} in {kind} are not the whole of it")
 

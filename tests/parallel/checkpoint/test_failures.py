@@ -347,6 +347,8 @@ BODY = Manifest(
         (1, {"stop": 2}, "not the whole"),
         (2, {"start": 2}, "not the whole"),
         (2, {"start": "1"}, "cannot be used"),
+        (2, {"start": 1.0}, "cannot be used"),
+        (2, {"box": [[0, 4], [1, float("inf")]]}, "cannot be used"),
         (2, {"other": 1}, "cannot be used"),
         (2, {"key": 1}, "is no text"),
         (2, {"hash": 1}, "is no text"),
@@ -363,6 +365,19 @@ def test_a_manifest_is_checked(tmp_path, piece, change, told):
         assert Manifest.read(tmp_path).files == ["f", "g"]
         return
     with pytest.raises(Damaged, match=told):
+        Manifest.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change", [{"dtype": "float31"}, {"dtype": None}, {"dtype": ["f4"]}, {"shape": [4.0, 2]}]
+)
+def test_types_and_shapes_of_a_manifest_are_checked(tmp_path, change):
+    body = json.loads(json.dumps(BODY.tensors))
+    for piece in body["parameters"]["a"]["pieces"]:
+        piece["hash"] = "sha256:"
+    body["parameters"]["a"] |= change
+    (tmp_path / "manifest.json").write_text(Manifest(3, tensors=body).to_json())
+    with pytest.raises(Damaged, match="cannot be used"):
         Manifest.read(tmp_path)
 
 
