@@ -96,20 +96,27 @@ def _load(path: str, engine: DataParallel, states: bool) -> Loaded:
         Damaged: On every rank, if a rank cannot read it.
         ArgumentError: On every rank, if it does not fit.
     """
-    world, problem, reader = engine.groups.world, "", None
+    world, problem, reader = engine.groups.world, None, None
     with ExitStack() as stack:
         try:
             reader = stack.enter_context(Reader(path))
             reader.verify(world.rank, world.world_size)
-        except Damaged as error:
-            problem = str(error)
         except Exception as error:
-            problem = in_words(error)
-        if problems := gather_problems(problem, world):
-            raise Damaged(problems)
+            problem = error
+        _raise_any(path, problem, world)
         assert reader is not None
         _take(reader, engine, states)
         return Loaded(path, reader.manifest.steps, reader.manifest.extra)
+
+
+def _raise_any(path: str, error: Exception | None, world: Channel) -> None:
+    """Raise what any rank has on every rank; a collective."""
+    text = str(error) if isinstance(error, ArgumentError) else in_words(error) if error else ""
+    if not (problems := gather_problems(text, world)):
+        return
+    if damages := gather_problems(text if isinstance(error, Damaged) else "", world):
+        raise Damaged(damages)
+    raise ArgumentError(f"{path} was not loaded: {problems}. Nothing was changed")
 
 
 def _candidates(path: str, world: Channel, if_any: bool) -> list[str]:
@@ -129,7 +136,7 @@ def _candidates(path: str, world: Channel, if_any: bool) -> list[str]:
 
 def _take(reader: Reader, engine: DataParallel, states: bool) -> None:
     """Read all that this rank needs, agree that every rank could, and change the engine."""
-    manifest, groups, problem, damage = reader.manifest, engine.groups, "", ""
+    manifest, groups, problem = reader.manifest, engine.groups, None
     values: Found = {}
     scale, before = engine.loss_scale, engine.hook.state()
     try:
@@ -140,17 +147,10 @@ def _take(reader: Reader, engine: DataParallel, states: bool) -> None:
             if states or part.kind == PARAMETERS:
                 values[part.kind, part.name, part.start, part.stop] = reader.part(part)
         engine.hook.load(_hook_state(reader, groups.place) if states else {})
-    except Damaged as error:  # by now
-        problem = damage = str(error)
-    except ArgumentError as error:
-        problem = str(error)
     except Exception as error:
-        problem = in_words(error)
+        problem = error
     try:
-        if problems := gather_problems(problem, groups.world):
-            if damages := gather_problems(damage, groups.world):
-                raise Damaged(damages)
-            raise ArgumentError(f"{reader.path} was not loaded: {problems}. Nothing was changed")
+        _raise_any(reader.path, problem, groups.world)
         facts = [f"{states=}", manifest.to_json()]
         check_same(facts, "checkpoints or states=, so none was loaded", groups.world)
     except Exception:

@@ -71,6 +71,18 @@ def test_without_the_package_for_blake3(tmp_path, monkeypatch):
     assert same(loaded(tmp_path / "without"), parameters)
 
 
+def test_an_older_checkpoint_is_not_loaded_for_want_of_a_package(tmp_path, monkeypatch):
+    """The newest is not damaged: training would go back without need."""
+    pytest.importorskip("blake3")
+    with monkeypatch.context() as context:
+        context.setitem(sys.modules, "blake3", None)
+        saved(tmp_path)
+    saved(tmp_path)
+    monkeypatch.setitem(sys.modules, "blake3", None)
+    with pytest.raises(RankFailed, match=r"000002.step-1 was not loaded: .*pip install blake3"):
+        loaded(tmp_path)
+
+
 def test_a_checkpoint_of_the_first_format(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "blake3", None)
     parameters = saved(tmp_path)
