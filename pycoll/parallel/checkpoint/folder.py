@@ -103,12 +103,13 @@ def _held(fd: int) -> bool:
 def begin(path: str, steps: int) -> str:
     """Make the folder of a new checkpoint and return its name; remove what others left behind.
 
+    What cannot be deleted, as another user's, is a warning.
     The caller is `alone` in the folder. A rank of a job that was given up may still write, on
     another host: the name is like no other one, so what it writes does not end up here.
     """
     for name in os.listdir(path):
         if name.startswith(_PARTIAL):
-            _remove(os.path.join(path, name))
+            _clear(os.path.join(path, name))
     taken = [int(match[1]) for name in os.listdir(path) if (match := _NAME.fullmatch(name))]
     number = 1 + max(taken, default=0)
     name = f"{number:06d}.step-{steps}.{secrets.token_hex(4)}"
@@ -140,11 +141,17 @@ def commit(path: str, name: str, keep: int | None = None) -> None:
     os.rename(partial_path(path, name), whole_path(path, name))
     sync(path)
     for old in checkpoints(path)[:-keep] if keep else ():
-        try:
-            os.rename(os.path.join(path, old), partial_path(path, old))
-            _remove(partial_path(path, old))
-        except OSError as error:
-            warnings.warn(f"{path}/{old} was not deleted: {error}", RuntimeWarning, stacklevel=2)
+        _clear(os.path.join(path, old), partial_path(path, old))
+
+
+def _clear(path: str, aside: str | None = None) -> None:
+    """Delete what is at a path, under another name if one is given; warn if that cannot be."""
+    try:
+        if aside is not None:
+            os.rename(path, aside)
+        _remove(aside or path)
+    except OSError as error:
+        warnings.warn(f"{path} was not deleted: {error}", RuntimeWarning, stacklevel=2)
 
 
 def _remove(path: str) -> None:

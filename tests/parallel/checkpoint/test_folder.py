@@ -1,10 +1,11 @@
 """The folder of checkpoints: who may read it, what is left in it, who saves there at one time."""
 
 import os
+import threading
 
 import pytest
 
-from parallel.models import CrossEntropy, mlp
+from parallel.models import CrossEntropy, batches, mlp
 from pycoll.errors import ArgumentError, MismatchError
 from pycoll.parallel import DataParallel, Mesh, load, save
 from pycoll.parallel.checkpoint import folder, writer
@@ -70,6 +71,32 @@ def test_a_save_that_failed_is_told_once_and_the_next_can_be_made(tmp_path, monk
 
     run_threads(2, rank)
     assert os.listdir(tmp_path) == ["000001.step-0"]
+
+
+@pytest.mark.parametrize("where", ["verify", "part"])
+def test_an_older_checkpoint_is_not_loaded_for_want_of_memory(tmp_path, monkeypatch, where):
+    """Which one rank may lack, or all, and which says nothing about the newest."""
+    real, small_rank = getattr(Reader, where), threading.local()
+
+    def full(*args):
+        if getattr(small_rank, "yes", False):
+            raise MemoryError
+        return real(*args)
+
+    monkeypatch.setattr(Reader, where, full)
+
+    def rank(comm):
+        with small(comm, zero=1) as engine:
+            save(tmp_path, engine)
+            engine.step([batches(2)[comm.rank]])
+            save(tmp_path, engine)
+            small_rank.yes = comm.rank == 1
+            with pytest.raises(ArgumentError, match=r"step-1 was not loaded: rank 1 has MemoryErr"):
+                load(tmp_path, engine)
+            small_rank.yes = False
+            return load(tmp_path, engine).steps
+
+    assert run_threads(2, rank) == [1, 1]
 
 
 def test_two_engines_save_in_one_folder(tmp_path):
@@ -198,6 +225,24 @@ def test_an_old_checkpoint_that_cannot_be_deleted_is_a_warning(tmp_path, monkeyp
     monkeypatch.undo()
     saves(tmp_path, 1, keep=1)
     assert os.listdir(tmp_path) == ["000003.step-0"]
+
+
+def test_what_others_left_that_cannot_be_deleted_is_a_warning(tmp_path, monkeypatch):
+    """It may be another user's, or still be written to by a job that was given up."""
+    (tmp_path / ".partial-000007.step-1.0badcafe").mkdir()
+    remove = folder._remove
+
+    def refuse(path):
+        if "0badcafe" in path:
+            raise OSError(13, "Permission denied")
+        remove(path)
+
+    monkeypatch.setattr(folder, "_remove", refuse)
+    with pytest.warns(RuntimeWarning, match="0badcafe was not deleted: .*Permission denied"):
+        saves(tmp_path, 1)
+    monkeypatch.undo()
+    saves(tmp_path, 1)
+    assert sorted(os.listdir(tmp_path)) == ["000001.step-0", "000002.step-0"]
 
 
 def test_any_name_of_a_folder(tmp_path):
