@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 
 from pycoll.cli.common.text import show_size, table
 from pycoll.errors import ArgumentError
@@ -26,7 +27,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help=actions + "reshard: write each array in one piece, in other files",
     )
     add("path", help="a checkpoint, or a folder of checkpoints, of which the newest is taken")
-    add("-o", "--output", help="folder that gets the new checkpoint, for reshard")
+    add(
+        "-o",
+        "--output",
+        help="folder that gets the new checkpoint, for reshard (default PATH-resharded)",
+    )
     add("--files", type=int, default=1, help="number of its files, for reshard (default 1)")
 
 
@@ -36,7 +41,8 @@ def main(args: argparse.Namespace) -> int:
         raise ArgumentError(f"--output and --files are for reshard, not for {args.action}")
     try:
         if args.action == "reshard":
-            print(reshard(args.path, args.output or f"{args.path}-resharded", args.files))
+            output = args.output or f"{os.path.normpath(args.path)}-resharded"
+            print(reshard(args.path, output, args.files))
             return 0
         path = candidates(args.path)[0]
         with Reader(path) as reader:

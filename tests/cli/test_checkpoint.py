@@ -53,6 +53,13 @@ def test_reshard(path, tmp_path, capsys):
     assert run_threads(2, rank) == [2, 2]
 
 
+def test_reshard_beside_a_folder(path, capsys):
+    """Not within it, where nobody looks, however its name is written."""
+    assert main(["checkpoint", "reshard", f"{path}/"]) == 0
+    assert capsys.readouterr().out == f"{path}-resharded/000001.step-2\n"
+    assert len(list(path.iterdir())) == 2
+
+
 def test_nothing_there(tmp_path, capsys):
     assert main(["checkpoint", "show", str(tmp_path)]) == 2
     assert capsys.readouterr().err == (f"pycoll checkpoint: there is no checkpoint in {tmp_path}\n")
