@@ -54,8 +54,9 @@ class Job:
 
     @property
     def number(self) -> int:
-        """What names the job: the launcher's process, or that of the first rank."""
-        return self.launcher or next(iter(self.segments[0].pids), 0)
+        """What names the job: the launcher's process, or that of the first rank that is there."""
+        here = (pid for segment in self.segments for pid in segment.pids if pid)
+        return self.launcher or next(here, min(self.holders, default=0))
 
 
 def jobs() -> list[Job]:
@@ -111,7 +112,7 @@ def find(number: int | None = None, key: int | None = None) -> Job:
         if len(known) == 1:
             return known[0]
     for job in known:
-        if number is not None and number in {job.launcher, *job.pids, *job.holders}:
+        if number is not None and number in {job.number, *job.pids, *job.holders}:
             return job
     below = [job for job in known if any(number in _ancestors(pid) for pid in job.pids)]
     if len(below) == 1:

@@ -165,6 +165,8 @@ def test_jobs_are_told_apart():
         comm.barrier()
         own = find(os.getpid())
         seen = status(os.getpid(), 0.05)
+        with pytest.raises(ArgumentError, match="process 0 is no launcher or rank of a job"):
+            find(0)
         comm.barrier()
         half.close()
         return own.number, len(own.segments), len(seen.ranks), os.getpid()
