@@ -9,8 +9,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from pycoll.errors import ArgumentError, in_words
 from pycoll.parallel.channels import Channel
 from pycoll.parallel.checkpoint.arguments import checked
@@ -136,7 +134,7 @@ def _candidates(path: str, world: Channel, if_any: bool) -> list[str]:
 
 def _take(reader: Reader, engine: DataParallel, states: bool) -> None:
     """Read all that this rank needs, agree that every rank could, and change the engine."""
-    manifest, groups, problem = reader.manifest, engine.groups, None
+    manifest, groups, problem, refused = reader.manifest, engine.groups, None, ""
     values: Found = {}
     scale, before = engine.loss_scale, engine.hook.state()
     try:
@@ -146,11 +144,14 @@ def _take(reader: Reader, engine: DataParallel, states: bool) -> None:
         for part in engine.wanted():
             if states or part.kind == PARAMETERS:
                 values[part.kind, part.name, part.start, part.stop] = reader.part(part)
-        engine.hook.load(_hook_state(reader, groups.place) if states else {})
+        refused = _load_hook(reader, engine, states)
     except Exception as error:
         problem = error
     try:
         _raise_any(reader.path, problem, groups.world)
+        if refusals := gather_problems(refused, groups.world):
+            warnings.warn(f"what a hook had not sent is left out: {refusals}", RuntimeWarning, 4)
+            engine.hook.load({})
         facts = [f"{states=}", manifest.to_json()]
         check_same(facts, "checkpoints or states=, so none was loaded", groups.world)
     except Exception:
@@ -180,7 +181,14 @@ def check_fit(manifest: Manifest, engine: DataParallel, states: bool) -> None:
         raise ArgumentError(f"no parameters {', '.join(unknown)}, which were saved")
 
 
-def _hook_state(reader: Reader, place: str) -> dict[str, np.ndarray]:
-    """Return what this rank's hook had not sent, if it was saved on the same mesh."""
-    kind = hook_kind(place)
-    return {name: reader.whole(kind, name) for name in reader.manifest.tensors.get(kind, {})}
+def _load_hook(reader: Reader, engine: DataParallel, states: bool) -> str:
+    """Give the hook what it had not sent here, if that was saved; return why it refuses it."""
+    kind = hook_kind(engine.groups.place, engine.buckets)
+    names = reader.manifest.tensors.get(kind, {}) if states else {}
+    try:
+        engine.hook.load({name: reader.whole(kind, name) for name in names})
+    except Damaged:
+        raise
+    except ArgumentError as error:
+        return str(error)
+    return ""

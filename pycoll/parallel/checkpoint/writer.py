@@ -96,7 +96,8 @@ def save(
 def _in_background(job: _Job, engine: DataParallel) -> Saving:
     """Start a save in the background: what only an update changes is copied there as well."""
     parts, places = job.parts, _places(job.parts, engine.saving)
-    fleeting = {hook_kind(engine.groups.place)}  # backward passes change what it has not sent
+    # backward passes change what a hook has not sent
+    fleeting = {hook_kind(engine.groups.place, engine.buckets)}
     if engine.EXPOSED:
         fleeting.add("parameters")
     soon: list[Pair] = []

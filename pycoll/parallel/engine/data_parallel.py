@@ -45,7 +45,7 @@ from pycoll.parallel.state.bucket import Bucket, Values, update_all
 from pycoll.parallel.state.gradients import plan_sum, sum_losses
 from pycoll.parallel.state.hook import Hook
 from pycoll.parallel.state.layout import Parameter, Unit, make_units, unit_parameters
-from pycoll.parallel.state.parts import Part, hook_parts, own_parts, wanted_parts
+from pycoll.parallel.state.parts import Part, hook_kind, hook_parts, own_parts, wanted_parts
 
 
 class DataParallel:
@@ -359,7 +359,7 @@ class DataParallel:
         """
         self._periods.check_together()
         self._begin_hook()
-        hook = hook_parts(self.hook.state(), self.groups.place)
+        hook = hook_parts(self.hook.state(), hook_kind(self.groups.place, self.buckets))
         return chain(own_parts(self.buckets, self.groups), hook)
 
     def wanted(self) -> Iterator[Part]:

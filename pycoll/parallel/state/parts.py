@@ -7,6 +7,7 @@ write every element once; where they lie on another mesh is for the reader to fi
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -74,14 +75,18 @@ def wanted_parts(buckets: Sequence[Bucket], groups: Groups) -> Iterator[Part]:
                 yield Part(kind, entry.parameter.name, shape, box, *run)
 
 
-def hook_kind(place: str) -> str:
-    """Return the kind of the arrays that a rank's hook has not sent."""
-    return f"hook of {place}"
+def hook_kind(place: str, buckets: Sequence[Bucket]) -> str:
+    """Return the kind of the arrays that a rank's hook has not sent: they fit its buckets alone."""
+    cuts = [
+        (b.layout.entries[0].parameter.name, b.layout.padded, str(b.gradients.kept.dtype))
+        for b in buckets
+    ]
+    return f"hook of {place}, buckets {zlib.crc32(repr(cuts).encode()):08x}"
 
 
-def hook_parts(state: Mapping[str, Any], place: str) -> Iterator[Part]:
+def hook_parts(state: Mapping[str, Any], kind: str) -> Iterator[Part]:
     """Yield the arrays of a rank's hook, each in full."""
     for name, array in state.items():
         flat = np.asarray(array).reshape(-1)
         box = tuple((0, count) for count in array.shape)
-        yield Part(hook_kind(place), name, array.shape, box, 0, flat.size, flat)
+        yield Part(kind, name, array.shape, box, 0, flat.size, flat)

@@ -1,5 +1,8 @@
 """What compressing hooks remember: over skipped steps, of other buckets, and of empty ones."""
 
+import copy
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 
@@ -13,6 +16,8 @@ from pycoll.parallel import (
     PowerSGD,
     Sequential,
     TopK,
+    load,
+    save,
 )
 from pycoll.testing import RankFailed, run_threads
 
@@ -30,6 +35,38 @@ def test_what_is_unsent_of_other_buckets_is_refused(make, change):
         second.step(batches(1))
 
     with pytest.raises(RankFailed, match=r"ArgumentError.* was given float32.* as what is unsent"):
+        run_threads(2, rank)
+
+
+@pytest.mark.parametrize(
+    ("change", "warns"),
+    [
+        ({"bucket_bytes": 25 << 20}, False),
+        ({"precision": "fp64"}, False),
+        ({"hook": PowerSGD(2)}, True),
+        ({"hook": TopK(0.1)}, True),
+    ],
+)
+def test_a_checkpoint_loads_without_what_is_unsent_of_other_buckets_or_hooks(
+    tmp_path, change, warns
+):
+    """As on another mesh; with the same settings it comes back."""
+
+    def rank(comm):
+        options = {"bucket_bytes": 600, "hook": PowerSGD(1)}
+        with DataParallel(mlp(), CrossEntropy(), Mesh(comm, dp=2), **options) as engine:
+            engine.step([batches(2)[comm.rank]])
+            save(tmp_path, engine)
+            load(tmp_path, engine)
+            assert engine.hook.state()
+        options |= {key: copy.deepcopy(value) for key, value in change.items()}
+        with DataParallel(mlp(), CrossEntropy(), Mesh(comm, dp=2), **options) as engine:
+            load(tmp_path, engine)
+            assert (engine.steps, engine.hook.state()) == (1, {})
+            engine.step([batches(2)[comm.rank]])
+
+    told = pytest.warns(RuntimeWarning, match="not sent is left out: all ranks have")
+    with told if warns else nullcontext():
         run_threads(2, rank)
 
 
