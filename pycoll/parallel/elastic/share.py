@@ -11,7 +11,8 @@ class Share:
 
     A step has a fixed number of micro-batches, whatever the number of ranks: rank r of n takes
     those from ``r * count // n`` on. So the arrays that layers see have the same shapes on any
-    number of ranks, and, with ``order="tree"``, powers of two of ranks give the same bits.
+    number of ranks, and, with ``order="tree"`` and ``zero`` 0 or 1, powers of two of ranks give the
+    same bits.
     """
 
     def __init__(
