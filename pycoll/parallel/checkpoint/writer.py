@@ -89,6 +89,8 @@ def save(
     job = _Job(folder, parts, state, keep)
     if not background:
         return Saving(lambda: job.run(engine.groups.world))
+    if not os.path.isabs(folder):  # the program may go elsewhere meanwhile
+        job.path = os.path.join(os.getcwd(), folder)
     engine.saving = _in_background(job, engine)
     return engine.saving
 

@@ -97,6 +97,23 @@ def test_what_a_hook_has_not_sent_is_copied_at_once(tmp_path, slow, zero):
     assert len(slow) == 2
 
 
+def test_a_program_that_goes_to_another_folder(tmp_path, slow, monkeypatch):
+    """The path is one of the time of the call, as what is saved is."""
+    (tmp_path / "here").mkdir()
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+
+    def rank(comm):
+        with DataParallel(mlp(), CrossEntropy(), Mesh(comm, dp=-1)) as engine:
+            saving = save("run", engine, background=True)
+            comm.barrier()
+            os.chdir(tmp_path / "there")
+            return load(saving.wait(), engine).path
+
+    assert run_threads(2, rank) == [str(tmp_path / "here" / "run" / "000001.step-0")] * 2
+    assert os.listdir(tmp_path / "there") == []
+
+
 PROGRAM = """
 import sys
 import pycoll
