@@ -79,7 +79,7 @@ def save(
     folder = checked(path, engine, "save", wrong, keep=keep, background=bool(background))
     if engine.saving is not None:
         engine.saving.settle(engine.groups.world)
-    parts = [part._replace(data=as_numpy(part.data)) for part in engine.parts()]
+    parts, places = _parts(engine, background)
     state = Manifest(
         engine.steps,
         engine.scaling,
@@ -91,20 +91,31 @@ def save(
         return Saving(lambda: job.run(engine.groups.world))
     if not os.path.isabs(folder):  # the program may go elsewhere meanwhile
         job.path = os.path.join(os.getcwd(), folder)
-    engine.saving = _in_background(job, engine)
+    engine.saving = _in_background(job, engine, places)
     return engine.saving
 
 
-def _in_background(job: _Job, engine: DataParallel) -> Saving:
+def _parts(engine: DataParallel, background: bool) -> tuple[list[Part], list[Part]]:
+    """Return what to save, and in the background memory for copies of it; a collective."""
+    parts, places, problem = list[Part](), list[Part](), ""
+    try:
+        parts = [part._replace(data=as_numpy(part.data)) for part in engine.parts()]
+        places = _places(parts, engine.saving) if background else []
+    except MemoryError as error:
+        problem = in_words(error)
+    _raise_any(problem, engine.groups.world)
+    return parts, places
+
+
+def _in_background(job: _Job, engine: DataParallel, places: list[Part]) -> Saving:
     """Start a save in the background: what only an update changes is copied there as well."""
-    parts, places = job.parts, _places(job.parts, engine.saving)
     # backward passes change what a hook has not sent
     fleeting = {hook_kind(engine.groups.place, engine.buckets)}
     if engine.EXPOSED:
         fleeting.add("parameters")
     soon: list[Pair] = []
     later: list[Pair] = []
-    for pair in zip(places, parts, strict=True):
+    for pair in zip(places, job.parts, strict=True):
         (soon if pair[0].kind in fleeting else later).append(pair)
     job.parts = places
     channel = Channel(engine.groups.world.comm.dup(), "checkpoint", engine.ledger)

@@ -10,6 +10,7 @@ import pytest
 
 from parallel.checkpoint.checkpoints import MESHES, digest, engine_on, train
 from parallel.models import CrossEntropy, batches, mlp
+from pycoll.errors import ArgumentError
 from pycoll.parallel import DataParallel, Mesh, TopK, load, save
 from pycoll.parallel.checkpoint import writer
 from pycoll.testing import run_threads
@@ -95,6 +96,28 @@ def test_what_a_hook_has_not_sent_is_copied_at_once(tmp_path, slow, zero):
 
     assert run_threads(2, rank) == [True, True]
     assert len(slow) == 2
+
+
+def test_a_rank_without_memory_for_the_copy(tmp_path, monkeypatch):
+    """All hear of it, none waits, and the next save can be made."""
+    real, ranks = writer._places, threading.local()
+
+    def full(*args):
+        if ranks.full:
+            raise MemoryError("no room")
+        return real(*args)
+
+    monkeypatch.setattr(writer, "_places", full)
+
+    def rank(comm):
+        with DataParallel(mlp(), CrossEntropy(), Mesh(comm, dp=-1), zero=1) as engine:
+            ranks.full = comm.rank == 1
+            with pytest.raises(ArgumentError, match="not saved: rank 1 has MemoryError: no room"):
+                save(tmp_path, engine, background=True)
+            ranks.full = False
+            return load(save(tmp_path, engine, background=True).wait(), engine).steps
+
+    assert run_threads(2, rank) == [0, 0]
 
 
 def test_a_program_that_goes_to_another_folder(tmp_path, slow, monkeypatch):
