@@ -19,8 +19,9 @@ class Objects(Messages):
 
     They take what is data: None, bool, int, float, complex, str, bytes, list, tuple, set, frozenset
     and dict, NumPy arrays and scalars, and these inside of each other. They travel as msgpack
-    (``pip install msgpack``); no code runs when they are read. ``pickle=True``, on every rank,
-    takes any object that can be pickled: reading a pickle runs whatever its sender has put there.
+    (``pip install msgpack``), a bytearray or memoryview as bytes; no code runs when they are read.
+    ``pickle=True``, on every rank, takes any object that can be pickled: reading a pickle runs
+    whatever its sender has put there.
 
     `ArgumentError`, on the rank that has it, for an object that cannot be sent; its peers raise
     `PeerRejected`. Objects are for settings and small results: for large arrays use the calls on

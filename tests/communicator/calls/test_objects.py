@@ -1,5 +1,7 @@
 """Calls on Python objects, and how they become bytes."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -8,7 +10,7 @@ from pycoll.runtime.calls.parts.encoding import pack, unpack
 from pycoll.testing import run_processes, run_threads
 
 DATA = {
-    "numbers": [1, -(2**63), 2**64 - 1, 2**200, 0.1, 1 - 2j, True, None],
+    "numbers": [1, -(2**63), 2**64 - 1, 2**200, -(2**20_000), 0.1, 1 - 2j, True, None],
     "groups": (1, (2, "x"), {3, 4}, frozenset("a"), []),
     5: b"bytes",
     (1, 2): {"deep": {"deeper": ["text", ""]}},
@@ -50,9 +52,33 @@ def test_arrays_come_back_as_they_were(x):
     assert np.array_equal(found, x)
 
 
+@pytest.mark.parametrize("x", [np.str_("a\0"), np.str_("\ud800"), np.bytes_(b"\0a\0"), np.bytes_()])
+def test_texts_of_numpy_may_end_in_zeros(x):
+    found = unpack(pack([x], False), False, 0)[0]
+    assert type(found) is type(x)
+    assert found == x
+
+
+@pytest.mark.parametrize("wrap", [lambda x: (x,), lambda x: [x, {1: (x,)}][1], lambda x: [[x]]])
+def test_what_can_be_packed_can_be_read(wrap):
+    """A process may have 8 MiB of stack, of which a nest must not take any."""
+
+    def rank(comm):
+        packed, nest = [], 1
+        with pytest.raises(ArgumentError, match="recursion limit"):
+            for depth in itertools.count():
+                nest = wrap(nest)
+                if depth % 30 == 0:
+                    packed.append(pack(nest, False))
+        return len(packed) > 15, pack(unpack(packed[-1], False, 0), False) == packed[-1]
+
+    assert run_processes(1, rank) == [(True, True)]
+
+
 @pytest.mark.parametrize(
     ("x", "text"),
     [
+        (type("Own", (np.float64,), {})(1.5), "an Own cannot be sent as data"),
         (Mine(), "a Mine cannot be sent as data.*pickle=True"),
         ([{"a": range(3)}], "a range cannot be sent"),
         (np.array([None]), "dtype object cannot be sent"),

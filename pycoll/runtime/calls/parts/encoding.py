@@ -1,7 +1,8 @@
 """Python objects as bytes: msgpack, from which only data can come, or pickle where it is asked for.
 
-msgpack knows None, bool, int, float, str, bytes, list and dict. What else is accepted travels as
-one of its extension types: tuple, set, frozenset, complex, large int, and NumPy's arrays and
+msgpack knows None, bool, int, float, str, bytes, list and dict. A tuple, set or frozenset is a list
+that begins with a mark, so that reading one takes no stack, however deep it lies. What else is
+accepted travels as one of msgpack's extension types: complex, large int, and NumPy's arrays and
 scalars: type and shape before the bytes, or a .npy file for records. Reading never runs code that
 came with the bytes.
 """
@@ -22,6 +23,7 @@ _DATA, _PICKLE = b"m", b"p"  # the first byte
 _IS_PICKLE = _PICKLE[0]
 _MOST_KEPT = 64 << 10  # bytes that a packer has packed that is used again
 _TUPLE, _SET, _FROZENSET, _COMPLEX, _INT, _ARRAY, _SCALAR, _PLAIN_ARRAY, _PLAIN_SCALAR = range(9)
+_STR, _BYTES = 9, 10  # NumPy's, which may end in zeros; arrays of them may not
 _PLAIN_KINDS = "?biufcmMSU"  # of elements that the name of their type tells all of
 # Before plain arrays: bytes of the name, dimensions, and whether it lies by columns.
 _PLAIN_HEAD = struct.Struct("<BBB")
@@ -88,19 +90,24 @@ def _packed(x: Any) -> bytes:
 
 
 def _unpacked(data: bytes | memoryview) -> Any:
-    return _msgpack().unpackb(data, ext_hook=_extended, strict_map_key=False)
+    read = _msgpack().unpackb
+    return read(data, ext_hook=_extended, list_hook=_grouped, strict_map_key=False)
 
 
 def _extension(x: Any) -> Any:
-    """Return an extension type of msgpack for what it does not know."""
+    """Return what msgpack knows for what it does not know."""
     code = _GROUPS.get(type(x))
     if code is not None:
-        body = _packed(list(x))
-    elif type(x) is complex:
+        return [_msgpack().ExtType(code, b""), *x]
+    if type(x) is complex:
         code, body = _COMPLEX, struct.pack("<dd", x.real, x.imag)
     elif type(x) is int:
-        code, body = _INT, str(x).encode()
-    elif type(x) is np.ndarray or isinstance(x, np.generic):
+        code, body = _INT, x.to_bytes(x.bit_length() // 8 + 1, "little", signed=True)
+    elif type(x) is np.str_:
+        code, body = _STR, x.encode(errors="surrogatepass")
+    elif type(x) is np.bytes_:
+        code, body = _BYTES, bytes(x)
+    elif type(x) is np.ndarray or (isinstance(x, np.generic) and type(x) is x.dtype.type):
         array = np.asarray(x)
         if array.dtype.kind in _PLAIN_KINDS and array.dtype.itemsize:
             code, body = _PLAIN_ARRAY, _plain(array)
@@ -119,14 +126,25 @@ def _extension(x: Any) -> Any:
 def _extended(code: int, body: bytes) -> Any:
     """Return what an extension type stands for."""
     if code in _MAKE:
-        return _MAKE[code](_unpacked(body))
+        return _MAKE[code]  # the mark
     if code == _COMPLEX:
         return complex(*struct.unpack("<dd", body))
     if code == _INT:
-        return int(body)
+        return int.from_bytes(body, "little", signed=True)
+    if code == _STR:
+        return np.str_(body.decode(errors="surrogatepass"))
+    if code == _BYTES:
+        return np.bytes_(body)
     plain = code in (_PLAIN_ARRAY, _PLAIN_SCALAR)
     array = _of_plain(body) if plain else np.load(io.BytesIO(body), allow_pickle=False)
     return array[()] if code in (_SCALAR, _PLAIN_SCALAR) else array
+
+
+def _grouped(items: list[Any]) -> Any:
+    """Return a list, or what it stands for if it begins with a mark."""
+    if items and type(items[0]) is type:
+        return items[0](items[1:])
+    return items
 
 
 def _plain(x: np.ndarray) -> bytes:
