@@ -51,6 +51,10 @@ void tell_of_interrupt(const FastcallState& state, py::error_already_set& error)
   }
 }
 
+void tell_of_error(const FastcallState& state, const py::error_already_set& error) {
+  if (error.matches(PyExc_Exception)) session_of(state).attr("refused")(error.value());
+}
+
 namespace {
 
 // Calls a method of the session, in place of the engine's part of a call or before it.

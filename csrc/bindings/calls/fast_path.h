@@ -40,9 +40,9 @@ inline constexpr Py_ssize_t kArgs = 10;
 // gets. All else is done by methods of the session: call(...) runs any other call, with all kArgs
 // arguments, site() returns the id of the call site (asked once per place in the program),
 // _fail(kind, text) raises the exception for an engine error, _queued(kept) returns what a call
-// with async_op returns, misused(text) raises TypeError and lets peers know, _interrupted(name)
-// lets them know that an exception of that name, an interrupt, has ended a call before the engine
-// had it.
+// with async_op returns, misused(text) raises TypeError and lets peers know, refused(error) and
+// _interrupted(name) let them know that an exception, or an interrupt of that name, has ended a
+// call before the engine had it.
 //
 // `kept` is an object of the type `flight`, which takes no arguments, with the attributes `keep`
 // and `result`, the arrays of the call, and `ticket`. It is in `in_flight`, a deque, before the

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <tuple>
 #include <utility>
 
 #include "bindings/calls/fast_path.h"
@@ -26,29 +27,29 @@ py::object checked(PyObject* made) {
   return py::reinterpret_steal<py::object>(made);
 }
 
-// Puts an object into a list as bytes; false where Python code is to tell peers that it cannot.
-bool add_packed(const ObjectCall& like, PyObject* object, PyObject* pickle, py::list& packed) {
+void add_packed(const ObjectCall& like, PyObject* object, PyObject* pickle, py::list& packed) {
   PyObject* const given[] = {object, pickle};
-  PyObject* const data = PyObject_Vectorcall(like.pack.ptr(), given, std::size(given), nullptr);
-  if (data == nullptr && PyErr_ExceptionMatches(PyExc_Exception) == 0)
-    throw py::error_already_set();
-  if (data == nullptr) PyErr_Clear();
-  if (data != nullptr) packed.append(py::reinterpret_steal<py::object>(data));
-  return data != nullptr;
+  packed.append(checked(PyObject_Vectorcall(like.pack.ptr(), given, std::size(given), nullptr)));
 }
 
-// What goes to the peers, as bytes; false as above.
-bool pack_all(const ObjectCall& like, PyObject* const* args, py::list& packed) {
-  PyObject* const x = args[kObject];
-  if (!like.sends) return true;
-  if (like.given == 0) return add_packed(like, x, args[kPickle], packed);
-  if (!PyList_CheckExact(x) && !PyTuple_CheckExact(x)) return false;
-  if (PySequence_Fast_GET_SIZE(x) != like.given) return false;
-  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(x); ++i) {  // packing one may change the list
-    const auto object = py::reinterpret_borrow<py::object>(PySequence_Fast_GET_ITEM(x, i));
-    if (!add_packed(like, object.ptr(), args[kPickle], packed)) return false;
+// Whether the caller gives what this call sends; if not, Python code is to say what is wrong.
+bool fits(const ObjectCall& like, PyObject* x) {
+  if (!like.sends || like.given == 0) return true;
+  const bool listed = PyList_CheckExact(x) || PyTuple_CheckExact(x);
+  return listed && PySequence_Fast_GET_SIZE(x) == like.given;
+}
+
+// What goes to the peers, as bytes.
+py::list packed_of(const ObjectCall& like, PyObject* const* args) {
+  py::list packed;
+  if (!like.sends) return packed;
+  if (like.given == 0) {
+    add_packed(like, args[kObject], args[kPickle], packed);
+    return packed;
   }
-  return Py_ssize_t(packed.size()) == like.given;
+  const py::tuple objects = checked(PySequence_Tuple(args[kObject]));  // packing may change a list
+  for (const py::handle object : objects) add_packed(like, object.ptr(), args[kPickle], packed);
+  return packed;
 }
 
 // The first bytes of all objects that are given, or as many zeros.
@@ -74,16 +75,24 @@ py::object first_bytes(const ObjectCall& like, const py::list& packed) {
 // The bytes of the objects that have come; null if these are not all of them, or if a rank has
 // another root.
 py::object bodies_in(const ObjectCall& like, const py::object& came) {
-  const Py_ssize_t rows = PyBytes_GET_SIZE(came.ptr()) / like.room;
-  py::list bodies(rows);
-  const char* at = PyBytes_AS_STRING(came.ptr());
-  for (Py_ssize_t i = 0; i < rows; ++i, at += like.room) {
-    Head head;
-    std::memcpy(&head, at, sizeof(head));
-    const bool whole = std::max(head.size, head.largest) <= uint64_t(like.room - kHead);
-    if (!whole || head.root != uint64_t(like.root)) return {};
-    bodies[size_t(i)] = checked(PyBytes_FromStringAndSize(at + kHead, Py_ssize_t(head.size)));
-  }
+  const char* const end = PyBytes_AS_STRING(came.ptr()) + PyBytes_GET_SIZE(came.ptr());
+  const auto each = [&](const auto& use) {
+    for (const char* at = PyBytes_AS_STRING(came.ptr()); at < end; at += like.room) {
+      Head head;
+      std::memcpy(&head, at, sizeof(head));
+      use(head, at + kHead);
+    }
+  };
+  bool whole = true;
+  each([&](const Head& head, const char*) {
+    whole = whole && std::max(head.size, head.largest) <= uint64_t(like.room - kHead) &&
+            head.root == uint64_t(like.root);
+  });
+  if (!whole) return {};
+  py::list bodies;
+  each([&](const Head& head, const char* body) {
+    bodies.append(checked(PyBytes_FromStringAndSize(body, Py_ssize_t(head.size))));
+  });
   return bodies;
 }
 
@@ -96,18 +105,18 @@ py::object unpacked(const ObjectCall& like, const py::object& body, PyObject* pi
 
 py::object objects_of(const ObjectCall& like, const py::list& bodies, PyObject* const* args) {
   if (like.came == 0) return unpacked(like, bodies[0], args[kPickle], like.root);
-  py::list found(bodies.size());
+  py::list found;  // nothing in it is ever null: what is read may look at all lists there are
   for (size_t i = 0; i < bodies.size(); ++i) {
-    found[i] = unpacked(like, bodies[i], args[kPickle], int64_t(i));
+    found.append(unpacked(like, bodies[i], args[kPickle], int64_t(i)));
   }
   return found;
 }
 
 // What a rank gets that reads nothing: None, or its own object.
-py::object own_of(const ObjectCall& like, PyObject* const* args) {
-  if (like.came > 0) return py::none();
-  const auto x = py::reinterpret_borrow<py::object>(args[kObject]);
-  return like.given > 0 ? py::object(x[py::int_(like.root)]) : x;
+py::object own_of(const ObjectCall& like, PyObject* x) {
+  if (like.reads || like.came > 0) return py::none();
+  return py::reinterpret_borrow<py::object>(
+      like.given > 0 ? PySequence_Fast_GET_ITEM(x, Py_ssize_t(like.root)) : x);
 }
 
 std::shared_ptr<const ObjectCall> find(const FastcallState& state, PyObject* const* args) {
@@ -123,20 +132,23 @@ std::shared_ptr<const ObjectCall> find(const FastcallState& state, PyObject* con
 
 py::object run_like_before(FastcallState& state, PyObject* const* args, double limit_s) {
   const std::shared_ptr<const ObjectCall> like = find(state, args);
-  py::list packed;
-  const bool served = like != nullptr && pack_all(*like, args, packed);
-  const uint32_t site = served ? call_site(state) : 0;
-  if (!served || !can_run(state)) return py::reinterpret_borrow<py::object>(Py_NotImplemented);
+  const auto not_served = py::reinterpret_borrow<py::object>(Py_NotImplemented);
+  if (like == nullptr || !fits(*like, args[kObject])) return not_served;
+  const py::object own = own_of(*like, args[kObject]);
+  const auto [packed, first, site] = refusing(state, [&] {
+    const py::list all = packed_of(*like, args);
+    return std::tuple(all, first_bytes(*like, all), call_site(state));
+  });
+  if (!can_run(state)) return not_served;
   const Py_ssize_t nbytes = std::max<Py_ssize_t>(like->came, 1) * like->room;
-  const py::object came =
-      tell(state, like->call, first_bytes(*like, packed), nbytes, site, limit_s);
+  const py::object came = tell(state, like->call, first, nbytes, site, limit_s);
   if (!came) throw py::error_already_set();
   py::object bodies = bodies_in(*like, came);
   if (!bodies) {
     bodies = like->rest(session_of(state), like->kind, like->root, packed, came,
                         py::handle(args[kObjectTimeout]));
   }
-  return like->reads ? objects_of(*like, bodies, args) : own_of(*like, args);
+  return like->reads ? objects_of(*like, bodies, args) : own;
 }
 
 }  // namespace

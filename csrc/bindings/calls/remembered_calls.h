@@ -157,6 +157,20 @@ uint32_t call_site(FastcallState& state);
 // this rank for this one.
 void tell_of_interrupt(const FastcallState& state, pybind11::error_already_set& error);
 
+// Likewise of any other exception.
+void tell_of_error(const FastcallState& state, const pybind11::error_already_set& error);
+
+// Prepares a call, as `refusing` of the session does.
+template <typename F>
+auto refusing(const FastcallState& state, const F& prepare) {
+  try {
+    return prepare();
+  } catch (pybind11::error_already_set& error) {
+    tell_of_error(state, error);
+    throw;
+  }
+}
+
 // Runs a call; null with a Python error set if it has failed. Only calls of an Engine have detours.
 PyObject* run(FastcallState& state, const RunnableCall& call, CallArrays& arrays, uint32_t site,
               double limit_s, std::shared_ptr<const Detours> detours = nullptr);

@@ -89,7 +89,7 @@ uint32_t site_of(PyObject* number) {
 
 py::object tell(FastcallState& state, const RunnableCall& call, const py::object& data,
                 Py_ssize_t nbytes, uint32_t site, double limit_s) {
-  const py::bytes result = new_bytes(nbytes);
+  const py::bytes result = refusing(state, [&] { return new_bytes(nbytes); });
   CallArrays arrays{{PyBytes_AS_STRING(data.ptr()), uint64_t(PyBytes_GET_SIZE(data.ptr()))},
                     {PyBytes_AS_STRING(result.ptr()), uint64_t(nbytes)},
                     data,
@@ -208,7 +208,8 @@ PyObject* run_like_before(FastcallState& state, PyObject* const* args, uint32_t 
   const auto x = py::reinterpret_borrow<py::object>(args[kX]);
   if (found == state.sized.end()) {
     const std::shared_ptr<const SizedCall> like = find_with_sizes(state, key);
-    const py::object row = like == nullptr ? py::object() : row_of(*like, key);
+    const py::object row =
+        like == nullptr ? py::object() : refusing(state, [&] { return row_of(*like, key); });
     if (!row) return not_served();
     py::object table =
         tell(state, like->tell, row, PyBytes_GET_SIZE(like->table.ptr()), site, limit_s);

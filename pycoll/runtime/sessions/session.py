@@ -242,7 +242,7 @@ class Session(QueuedCalls, TaggedMessages):
                 return self._enqueue(prepared, *arrays, site, limit, *around)
             self.guard(self.engine.run, prepared.binding, *arrays, site, limit, *around)
         except ArgumentError as error:  # another thread has unregistered what was to be an input
-            self._refuse(in_words(error))
+            self.refused(error)
             raise
         finally:
             for hold in held:
@@ -316,7 +316,7 @@ class Session(QueuedCalls, TaggedMessages):
         try:
             return prepare()
         except Exception as error:
-            self._refuse(in_words(error))
+            self.refused(error)
             raise
         except BaseException as error:
             self.interrupted(error)
@@ -325,8 +325,12 @@ class Session(QueuedCalls, TaggedMessages):
     def misused(self, text: str) -> None:
         """Raise `TypeError` for a call that does not fit its signature; let its peers know."""
         error = TypeError(text)
-        self._refuse(in_words(error))
+        self.refused(error)
         raise error from None
+
+    def refused(self, error: Exception) -> None:
+        """Let the peers of a call know of an error that has come before the engine had it."""
+        self._refuse(in_words(error))
 
     def interrupted(self, error: BaseException) -> None:
         """Let all ranks know of an interrupt, unless they do; it is what the user gets."""

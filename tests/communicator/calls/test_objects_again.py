@@ -1,6 +1,8 @@
 """Calls on objects like earlier ones, which the extension serves; and others in between."""
 
+import gc
 import random
+import signal
 
 import numpy as np
 import pytest
@@ -8,7 +10,9 @@ import pytest
 import pycoll
 from pycoll.errors import ArgumentError, CollError, MismatchError, PeerRejected
 from pycoll.runtime.calls.parts import objects
+from pycoll.runtime.calls.parts.exchange import gathers
 from pycoll.testing import run_processes, run_threads
+from pycoll.types import Kind
 
 
 def once(comm):
@@ -34,6 +38,16 @@ class Wicked:
     def __reduce__(self):
         self.run()
         return str, ("packed",)
+
+
+class Curious:
+    """What looks at every list of the process while it is read."""
+
+    def __init__(self):
+        self.lists = 0
+
+    def __setstate__(self, state):
+        self.lists = sum(len(list(x)) >= 0 for x in gc.get_objects() if type(x) is list)
 
 
 def an_object(rng):
@@ -184,6 +198,60 @@ def test_a_list_that_changes_while_it_is_packed():
         return comm.all_to_all_object(xs, pickle=True), comm.all_gather_object(comm.rank)
 
     assert run_threads(2, ranks) == [([1, "packed"], [0, 1]), ([1, 1], [0, 1])]
+
+
+def test_the_root_keeps_what_it_had_in_its_list():
+    def ranks(comm):
+        found = []
+        for _ in range(2):  # in Python code, and in the extension
+            xs = ["own", 0]
+            if comm.rank == 0:
+                xs[1] = Wicked(xs.clear)
+            found.append(comm.scatter_object(xs, pickle=True))
+        return found
+
+    assert run_threads(2, ranks) == [["own"] * 2, ["packed"] * 2]
+
+
+def test_what_is_read_sees_no_list_that_is_half_made():
+    def ranks(comm):
+        once(comm)
+        return [x.lists > 0 for x in comm.all_gather_object(Curious(), pickle=True)]
+
+    assert run_processes(2, ranks) == [[True] * 2] * 2
+
+
+def test_the_exception_of_a_signal_handler_while_an_object_is_packed():
+    def late(*_):
+        raise Told("late")
+
+    def ranks(comm):
+        once(comm)
+        packed = []
+
+        def comes():
+            packed.append(1)
+            if len(packed) == 1:
+                signal.raise_signal(signal.SIGUSR2)
+
+        signal.signal(signal.SIGUSR2, late)
+        with pytest.raises(Told if comm.rank else PeerRejected, match="late"):
+            comm.all_gather_object(Wicked(comes) if comm.rank else 1, pickle=True)
+        return len(packed), comm.all_gather_object(comm.rank)
+
+    assert run_processes(2, ranks) == [(0, [0, 1]), (1, [0, 1])]
+
+
+def test_no_memory_for_what_comes_on_one_rank():
+    def ranks(comm):
+        session = comm._session
+        call = gathers(session, Kind.ALL_GATHER_V, 64).runs
+        nbytes = 1 << 60 if comm.rank else 128
+        with pytest.raises(MemoryError if comm.rank else PeerRejected):
+            session.fast.on_bytes(call, bytes(64), nbytes, session.site(), 5.0)
+        return comm.all_gather_object(comm.rank)
+
+    assert run_threads(2, ranks) == [[0, 1]] * 2
 
 
 def test_no_memory_for_large_objects_on_one_rank(monkeypatch):

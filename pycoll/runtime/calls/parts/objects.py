@@ -51,30 +51,33 @@ def gather(
 def scatter(session: Session, xs: Any, root: int, pickle: bool, timeout: float | None) -> Any:
     """See `Communicator.scatter_object`."""
     request = CallRequest(Kind.SCATTER, root=root, within=Kind.SCATTER_OBJECT)
-    given = lambda sends: (  # noqa: E731
-        _packed_each(xs, session, pickle, "the root needs") if sends else []
-    )
+    objects: list[Any] = []
+
+    def given(sends: bool) -> list[bytes]:
+        objects.extend(_each(xs, session, "the root needs") if sends else ())
+        return [pack(x, pickle) for x in objects]
+
     sends, bodies = _move(session, request, given, timeout, listed=True, single=True)
-    return xs[root] if sends else unpack(bodies[0], pickle, root)
+    return objects[root] if sends else unpack(bodies[0], pickle, root)
 
 
 def all_to_all(session: Session, xs: Any, pickle: bool, timeout: float | None) -> list[Any]:
     """See `Communicator.all_to_all_object`."""
     request = CallRequest(Kind.ALL_TO_ALL, within=Kind.ALL_TO_ALL_OBJECT)
-    given = lambda _: _packed_each(xs, session, pickle, "every rank needs")  # noqa: E731
+    given = lambda _: [pack(x, pickle) for x in _each(xs, session, "every rank needs")]  # noqa: E731
     _, bodies = _move(session, request, given, timeout, listed=True)
     return [unpack(body, pickle, rank) for rank, body in enumerate(bodies)]
 
 
-def _packed_each(xs: Any, session: Session, pickle: bool, whose: str) -> list[bytes]:
-    """Return the objects of a list, one for each rank, as bytes."""
+def _each(xs: Any, session: Session, whose: str) -> list[Any]:
+    """Return the objects of a list, one for each rank."""
     n = session.world_size
     listed = isinstance(xs, Sequence) and not isinstance(xs, (str, bytes))
     objects = list(xs) if listed else []  # packing one may change what the caller has
     if not listed or len(objects) != n:
         what = f"{len(objects)} objects" if isinstance(xs, (list, tuple)) else repr(xs)
         raise ArgumentError(f"xs is {what}; {whose} a list of {n}, one for each rank")
-    return [pack(x, pickle) for x in objects]
+    return objects
 
 
 def _move(
