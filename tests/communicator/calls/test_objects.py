@@ -64,13 +64,18 @@ def test_what_can_be_packed_can_be_read(wrap):
     """A process may have 8 MiB of stack, of which a nest must not take any."""
 
     def rank(comm):
-        packed, nest = [], 1
-        with pytest.raises(ArgumentError, match="recursion limit"):
+        data, nest = [], 1
+
+        def grow():
+            nonlocal nest
             for depth in itertools.count():
                 nest = wrap(nest)
                 if depth % 30 == 0:
-                    packed.append(pack(nest, False))
-        return len(packed) > 15, pack(unpack(packed[-1], False, 0), False) == packed[-1]
+                    data.append(pack(nest, False))
+
+        with pytest.raises(ArgumentError, match="recursion limit"):
+            grow()
+        return len(data) > 15, pack(unpack(data[-1], False, 0), False) == data[-1]
 
     assert run_processes(1, rank) == [(True, True)]
 

@@ -64,7 +64,10 @@ def scatter(session: Session, xs: Any, root: int, pickle: bool, timeout: float |
 def all_to_all(session: Session, xs: Any, pickle: bool, timeout: float | None) -> list[Any]:
     """See `Communicator.all_to_all_object`."""
     request = CallRequest(Kind.ALL_TO_ALL, within=Kind.ALL_TO_ALL_OBJECT)
-    given = lambda _: [pack(x, pickle) for x in _each(xs, session, "every rank needs")]  # noqa: E731
+
+    def given(_: bool) -> list[bytes]:
+        return [pack(x, pickle) for x in _each(xs, session, "every rank needs")]
+
     _, bodies = _move(session, request, given, timeout, listed=True)
     return [unpack(body, pickle, rank) for rank, body in enumerate(bodies)]
 
