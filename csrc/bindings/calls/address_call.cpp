@@ -139,13 +139,6 @@ class HeldLock {
   const py::object release_;
 };
 
-int64_t number_from(PyObject* object, PyObject* method) {
-  const auto result = py::reinterpret_steal<py::object>(PyObject_CallMethodNoArgs(object, method));
-  const int64_t number = result ? PyLong_AsLongLong(result.ptr()) : -1;
-  if (PyErr_Occurred() != nullptr) throw py::error_already_set();
-  return number;
-}
-
 bool is_true(const py::object& owner, PyObject* name) {
   const auto found = py::reinterpret_steal<py::object>(PyObject_GetAttr(owner.ptr(), name));
   if (!found) PyErr_Clear();
@@ -171,18 +164,12 @@ uint32_t line_of_program(InPlaceTable& table) {
   return known.number;
 }
 
-// Whether a tensor's memory, of `nbytes`, is there and is its elements: its storage may have been
-// shrunk, and the sign of its elements kept beside them.
-bool is_whole(PyObject* tensor, int64_t nbytes, int64_t itemsize) {
+// Whether the sign of a tensor's elements is kept beside them.
+bool is_negated(PyObject* tensor) {
   static PyObject* const is_neg = PyUnicode_InternFromString("is_neg");
-  static PyObject* const offset = PyUnicode_InternFromString("storage_offset");
-  static PyObject* const storage_of = PyUnicode_InternFromString("untyped_storage");
-  static PyObject* const size = PyUnicode_InternFromString("nbytes");
-  const auto storage =
-      py::reinterpret_steal<py::object>(PyObject_CallMethodNoArgs(tensor, storage_of));
-  if (!storage) throw py::error_already_set();
-  return number_from(storage.ptr(), size) >= nbytes + number_from(tensor, offset) * itemsize &&
-         number_from(tensor, is_neg) == 0;
+  const auto found = py::reinterpret_steal<py::object>(PyObject_CallMethodNoArgs(tensor, is_neg));
+  if (!found) throw py::error_already_set();
+  return found.ptr() == Py_True;
 }
 
 // The elements of a plain tensor on the CPU; null of any other.
@@ -214,8 +201,10 @@ PyObject* call_in_place(PyObject* self, PyObject* const* args, size_t nargsf, Py
     const auto found = table.entries.find(key);
     if (found == table.entries.end()) Py_RETURN_FALSE;
     const py::object call = found->second.call;  // another thread may clear the table
-    const int64_t itemsize = key.bits / 8;
-    if (!is_whole(args[0], key.count * itemsize, itemsize)) Py_RETURN_FALSE;
+    const int itemsize = key.bits / 8;
+    if (!has_memory(args[0], uint64_t(key.count) * itemsize, itemsize) || is_negated(args[0])) {
+      Py_RETURN_FALSE;
+    }
     const uint32_t site = line_of_program(table);
     const HeldLock locked(table);
     const auto* made = reinterpret_cast<AddressCall*>(call.ptr());

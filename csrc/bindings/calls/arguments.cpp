@@ -134,7 +134,7 @@ bool describe_tensor(const Heap* heap, PyObject* object, bool written, ArrayKey&
   if (memory.scattered) {
     span = span_of(seen->data, seen->ndim, seen->shape, seen->strides, itemsize, itemsize);
   }
-  return set_place(heap, span, key, memory);
+  return has_memory(object, span.nbytes, itemsize) && set_place(heap, span, key, memory);
 }
 
 py::tuple dlpack(const py::object& capsule) {

@@ -1,7 +1,10 @@
 #include "bindings/calls/dlpack.h"
 
+#include <pybind11/pybind11.h>
+
 #include "base/error.h"
 
+namespace py = pybind11;
 namespace pycoll {
 namespace {
 
@@ -91,6 +94,13 @@ const Exchange* exchange_of(PyTypeObject* type) {
   return exchange->version.major == kMajor ? exchange : nullptr;
 }
 
+uint64_t number_from(PyObject* object, PyObject* method) {
+  const auto result = py::reinterpret_steal<py::object>(PyObject_CallMethodNoArgs(object, method));
+  const uint64_t number = result ? PyLong_AsUnsignedLongLong(result.ptr()) : 0;
+  if (PyErr_Occurred() != nullptr) throw py::error_already_set();
+  return number;
+}
+
 }  // namespace
 
 OpenedTensor open_dlpack(PyObject* capsule) {
@@ -132,6 +142,21 @@ std::optional<SeenTensor> see_tensor(PyObject* object) {
   seen.shape = tensor.shape;
   seen.strides = tensor.strides;
   return seen;
+}
+
+bool has_memory(PyObject* tensor, uint64_t nbytes, int itemsize) {
+  static PyObject* const offset = PyUnicode_InternFromString("storage_offset");
+  static PyObject* const storage_of = PyUnicode_InternFromString("untyped_storage");
+  static PyObject* const size = PyUnicode_InternFromString("nbytes");
+  const auto storage =
+      py::reinterpret_steal<py::object>(PyObject_CallMethodNoArgs(tensor, storage_of));
+  if (!storage) {
+    if (PyErr_ExceptionMatches(PyExc_AttributeError) == 0) throw py::error_already_set();
+    PyErr_Clear();
+    return true;
+  }
+  const uint64_t before = number_from(tensor, offset) * static_cast<uint64_t>(itemsize);
+  return number_from(storage.ptr(), size) >= before + nbytes;
 }
 
 }  // namespace pycoll

@@ -41,4 +41,9 @@ struct SeenTensor {
 // Nothing if it is no such tensor, or its library cannot show it.
 std::optional<SeenTensor> see_tensor(PyObject* object);
 
+// Whether the storage of a tensor of PyTorch reaches as far as its elements do, `nbytes` from the
+// first of them: it may have been shrunk, which its address does not tell. Other libraries have no
+// such thing. Throws what Python raises.
+bool has_memory(PyObject* tensor, uint64_t nbytes, int itemsize);
+
 }  // namespace pycoll

@@ -196,14 +196,25 @@ def dlpack_view(x: Any, what: str, **options: Any) -> ArrayView:
             f"{what} has elements of a type that NumPy has not (DLPack code {kind}, {bits} bits); "
             f"to move it, pass it as integers, such as {what}.view(torch.uint8)"
         )
-    if not pointer and 0 not in shape:
-        raise ArgumentError(f"{what} is {kind_of(x)} whose memory has been freed")
+    if 0 not in shape:
+        last = sum((k - 1) * s for k, s in zip(shape, strides, strict=True))
+        _check_memory(x, pointer, (last + 1) * dtype.itemsize, what)
     strides_bytes = tuple(s * dtype.itemsize for s in strides)
     array = _C.array_at(pointer, shape, strides_bytes, dtype, owner)
     # JAX shows its arrays, which never change, by capsules that cannot say so.
     if not writable or type(x).__module__.partition(".")[0] in ("jax", "jaxlib"):
         array.flags.writeable = False
     return ArrayView(array, known, name, x)
+
+
+def _check_memory(x: Any, pointer: int, nbytes: int, what: str) -> None:
+    """Refuse a tensor whose memory is not there: PyTorch shows an address all the same."""
+    if hasattr(x, "untyped_storage"):
+        before = x.storage_offset() * x.element_size()
+        if x.untyped_storage().nbytes() < before + nbytes:
+            raise ArgumentError(f"{what} is {kind_of(x)} whose memory has been freed")
+    if not pointer:
+        raise ArgumentError(f"{what} is {kind_of(x)} without memory of its own")
 
 
 def _capsule(x: Any, options: dict[str, Any]) -> Any:

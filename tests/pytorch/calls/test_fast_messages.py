@@ -96,3 +96,22 @@ def test_what_is_not_plain():
         return array.tolist(), x.tolist()
 
     assert run_processes(2, ranks) == [([1.0, 5.0, 9.0], [1.0, 5.0, 9.0, 1.0, 1.0, 1.0])] * 2
+
+
+@pytest.mark.parametrize("warm", [False, True])
+@pytest.mark.parametrize("left", [0, 12])
+def test_memory_that_was_freed(warm, left):
+    def ranks(comm):
+        me, x = comm.rank, torch.ones(8)
+        if warm:
+            comm.sendrecv(x, me, torch.empty(8), me)
+        bad = torch.ones(16)[8:]
+        bad.untyped_storage().resize_(4 * left)
+        exchanges = (lambda: comm.send(bad, me), lambda: comm.sendrecv(bad, me, x, me))
+        comm.send(x, me)
+        for call in (*exchanges, lambda: comm.recv(bad, me), lambda: comm.isend(bad, me)):
+            with pytest.raises(ArgumentError, match="x is a Tensor whose memory has been freed"):
+                call()
+        return comm.recv(x, me)
+
+    assert run_processes(2, ranks) == [0, 1]

@@ -74,9 +74,10 @@ def test_tensors_and_arrays_together(run):
     assert run(2, rank) == [True] * 2
 
 
-def freed(x):
-    x = x.clone()
-    x.untyped_storage().resize_(0)
+def freed(x, behind=0, left=0):
+    """Return a copy of a tensor behind other elements, whose memory has `left` of them all."""
+    x = torch.cat([x.new_ones(behind), x])[behind:]
+    x.untyped_storage().resize_(left * x.element_size())
     return x
 
 
@@ -86,6 +87,8 @@ BAD = {
     "sparse": (lambda x: x.to_sparse(), "x"),
     "on no device": (lambda x: x.to("meta"), "meta"),
     "memory that was freed": (freed, "has been freed"),
+    "memory that was freed, and an offset": (lambda x: freed(x, 8), "has been freed"),
+    "half of the memory was freed": (lambda x: freed(x, 8, 12), "has been freed"),
 }
 
 
