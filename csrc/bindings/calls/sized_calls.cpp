@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "bindings/calls/fast_path.h"
+#include "bindings/calls/registered_calls.h"
 #include "bindings/calls/told_sizes.h"
 
 namespace py = pybind11;
@@ -203,6 +204,8 @@ PyObject* run_like_before(FastcallState& state, PyObject* const* args, uint32_t 
   SizedKey key;
   SizedArrays arrays;
   if (!can_run(state) || !describe(state, args, key, arrays)) return not_served();
+  const HoldOf in(state.heap.get(), arrays.x.data, arrays.x.nbytes);
+  const HoldOf out(state.heap.get(), arrays.out.data, arrays.out.nbytes);
   const auto found = std::find_if(state.sized.begin(), state.sized.end(),
                                   [&](const auto& entry) { return entry->key == key; });
   const auto x = py::reinterpret_borrow<py::object>(args[kX]);

@@ -49,6 +49,31 @@ def test_a_forked_child_is_in_no_call(async_op):
     assert run_processes(2, rank) == [(0, 3), (None, 3)]
 
 
+@pytest.mark.parametrize("role", ["x", "out"])
+def test_an_array_of_a_v_variant_stays_where_it_is(role):
+    def rank(comm):
+        arrays = {"x": np.ones(1 << 16), "out": np.empty(2 << 16)}
+        comm.register(arrays[role])
+        comm.all_gather_v(**arrays)  # the next one holds them from its beginning
+        if comm.rank == 1:
+            comm.recv(np.empty(1), 0)
+            return comm.all_gather_v(**arrays).max()
+        thread = threading.Thread(target=comm.all_gather_v, kwargs=arrays)
+        thread.start()
+        deadline = time.monotonic() + 10
+        registration = comm._session.memory._registered[arrays[role].ctypes.data][1]
+        while not registration.is_held:
+            assert time.monotonic() < deadline  # until the call has begun
+        with pytest.raises(ArgumentError, match="in use by a call of another thread"):
+            comm.unregister(arrays[role])
+        comm.send(np.ones(1), 1)
+        thread.join()
+        comm.unregister(arrays[role])
+        return arrays["out"].max()
+
+    assert run_processes(2, rank) == [1, 1]
+
+
 @pytest.mark.parametrize("staged", ["neither", "x", "out"])
 @pytest.mark.parametrize("async_op", [False, True])
 def test_an_array_that_a_call_uses_stays_where_it_is(staged, async_op):

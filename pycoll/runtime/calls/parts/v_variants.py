@@ -161,7 +161,9 @@ class HostRows:
             given = self.apart(source, target)
             binding = _bound(session, *call, source, *blocks)
             pointers = [v.pointer if v is not None else 0 for v in (given, target)]
-            return Prepared(binding, *pointers, result, (given, target))
+            parts = [v and session.memory.registered(v) for v in (given, target)]
+            held = tuple(part for part in parts if part is not None)
+            return Prepared(binding, *pointers, result, (given, target), registered=held)
 
         prepared = session.refusing(prepare)
         found = session.start(prepared, limit, False)
