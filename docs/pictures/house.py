@@ -212,12 +212,12 @@ def draw(axes: Any, counts: dict[str, dict[str, int]], uses: set[tuple[str, str]
         draw_arrow(axes, use, RED)
     for use in LOADED:
         draw_arrow(axes, use, INK, dotted=True)
-    axes.text(5.66, 5.58, "_C", family="monospace", size=9.5, color=INK, ha="center")
+    axes.text(5.66, 5.48, "_C", family="monospace", size=9.5, color=INK, ha="center")
     axes.text(
         DEVICE + 0.9, 6.66, "libpycoll_cuda.so", family="monospace", size=9, color=INK, ha="right"
     )
     axes.text(LEFT, 13.35, "Python, pycoll/", size=12, weight="bold", color=INK)
-    axes.text(CORE, 6.74, "C++, csrc/", size=12, weight="bold", color=INK)
+    axes.text(CORE, 6.9, "C++, csrc/", size=12, weight="bold", color=INK)
     draw_call(axes)
     legend = "A → B: A uses B. What follows from other\narrows is not drawn. Numbers count files."
     legend += "\nRed points upwards: to be turned." if uses - down else ""
