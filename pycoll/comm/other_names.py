@@ -117,6 +117,8 @@ def explain(error: BaseException) -> None:
     elif isinstance(error, ImportError) and error.name == "pycoll":
         if said := re.match(r"cannot import name '(\w+)' from 'pycoll'", error.msg):
             error.msg += of_module(said[1], sys.modules["pycoll"].Communicator)
+    elif isinstance(error, ValueError) and "using env:// rendezvous" in str(error):
+        error.args = (f"{error}; torchrun sets it, or `pycoll run` with --hosts",)
 
 
 def name_here(name: str, kind: type) -> str:

@@ -184,3 +184,10 @@ def test_a_name_that_is_imported_from_the_module(wrong, said):
         exec(wrong)
     other_names.explain(found.value)
     assert re.search(said, str(found.value))
+
+
+def test_a_program_of_torch_distributed():
+    text = "Error initializing torch.distributed using env:// rendezvous: RANK expected"
+    error = ValueError(text)
+    other_names.explain(error)
+    assert str(error) == f"{text}; torchrun sets it, or `pycoll run` with --hosts"

@@ -27,7 +27,7 @@ from types import CodeType, ModuleType, TracebackType
 
 PR_SET_PDEATHSIG = 1
 MOST_OF_A_LINE = 1 << 16  # bytes that wait for its end
-_WITH_NAMES = AttributeError, TypeError, ImportError
+_WITH_NAMES = AttributeError, TypeError, ImportError, ValueError
 PACKAGE = os.path.abspath(os.path.join(__file__, *[os.pardir] * 3)) + os.sep
 
 
