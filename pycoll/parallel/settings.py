@@ -78,6 +78,15 @@ def _array(value: np.ndarray, inner: Inner) -> str:
     return f"array({value.dtype}, {value.shape}, {digest})"
 
 
+def _other_array(value: Any, inner: Inner) -> str:
+    """Describe an array of another library, whose own text may leave elements out."""
+    value = value.detach() if hasattr(value, "detach") else value
+    try:
+        return _array(np.from_dlpack(value), inner)
+    except (TypeError, RuntimeError, BufferError):  # a type that NumPy has not, or a device
+        return f"array({value.dtype}, {tuple(value.shape)}, {inner(value.tolist())})"
+
+
 def _mapping(value: Mapping[Any, Any], inner: Inner) -> str:
     pairs = sorted((inner(key), inner(item)) for key, item in value.items())
     return "{" + ", ".join(f"{key}: {item}" for key, item in pairs) + "}"
@@ -89,6 +98,8 @@ def _partial(value: Any, inner: Inner) -> str:
 
 def _object(value: Any, inner: Inner) -> str:
     kind = type(value)
+    if hasattr(value, "__dlpack__"):
+        return _other_array(value, inner)
     if kind.__repr__ is not object.__repr__ and not is_dataclass(value):
         return " ".join(_ADDRESS.sub("", repr(value)).split())
     found = sorted(_public(value).items())

@@ -125,3 +125,18 @@ def test_two_of_the_same_have_one_text_without_addresses(make):
 )
 def test_what_differs_has_another_text(one, other):
     assert describe(one) != describe(other)
+
+
+@pytest.mark.parametrize("library", ["array_api_strict", "torch"])
+def test_every_element_of_an_array_of_another_library_counts(library):
+    xp = pytest.importorskip(library)
+    x, y = xp.ones(5000), xp.ones(5000)
+    assert describe(x) == describe(y)
+    y[2500] = 1.00001
+    assert repr(x) == repr(y)  # it leaves them out
+    assert describe(x) != describe(y)
+    assert describe(x) != describe(x[:4999])
+    if library == "torch":
+        narrow = x.to(xp.bfloat16)
+        assert describe(narrow) == describe(x.to(xp.bfloat16)) != describe(y.to(xp.float16))
+        assert describe(y.requires_grad_()) == describe(y.detach())
