@@ -20,7 +20,7 @@ import numpy as np
 
 from pycoll.config import VERSION
 from pycoll.observe.counters.stats import own_sight
-from pycoll.runtime.sessions.reports import Call
+from pycoll.runtime.calls.descriptors import Call
 
 FORMAT = 1
 _CALLS = 63  # of each rank, all that its memory has

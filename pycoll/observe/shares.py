@@ -15,7 +15,7 @@ from typing import Any
 
 from pycoll.observe.look import Group, Look
 from pycoll.observe.processes import rss_bytes
-from pycoll.runtime.sessions.reports import Call
+from pycoll.runtime.calls.descriptors import Call
 from pycoll.types import type_bytes
 
 SMALL = 16 << 10  # bytes below which a call costs its latency, whatever it carries

@@ -10,7 +10,8 @@ from pycoll.observe.links import LinkState, states
 from pycoll.observe.look import ABSENT, CLOSED, LEFT, Group, Look, look
 from pycoll.observe.processes import Process
 from pycoll.observe.shares import Shares, watch
-from pycoll.runtime.sessions.reports import Call, made_at
+from pycoll.runtime.calls.descriptors import Call
+from pycoll.runtime.sessions.reports import made_at
 from pycoll.schedule.lowering.plan import DONE, ENTERED
 
 _SEND = 1  # MessageWay of csrc/memory/control.h

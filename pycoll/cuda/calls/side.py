@@ -30,10 +30,11 @@ from pycoll.cuda.transports.peers import PeerTransport
 from pycoll.errors import ArgumentError, CollError, CollTimeout, MismatchError
 from pycoll.runtime.arrays.host_arrays import ArrayView
 from pycoll.runtime.arrays.layouts import ChunkLayout
+from pycoll.runtime.calls.descriptors import FIELDS, Call
 from pycoll.runtime.calls.plans import CallSpec
 from pycoll.runtime.calls.prepared import CallRequest, Prepared
 from pycoll.runtime.sessions.message_session import MpiSession
-from pycoll.runtime.sessions.reports import FIELDS, PLANS, Call
+from pycoll.runtime.sessions.reports import PLANS
 from pycoll.runtime.sessions.session import Session
 from pycoll.types import Kind
 

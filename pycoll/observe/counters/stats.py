@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pycoll import _C
-from pycoll.runtime.sessions.reports import Call
+from pycoll.runtime.calls.descriptors import Call
 from pycoll.types import type_bytes
 
 BUCKETS_S: tuple[float, ...] = tuple(

@@ -13,7 +13,7 @@ from pycoll.observe.page import duration, size
 from pycoll.observe.report.analysis import Analysis, RankRow
 from pycoll.observe.shares import SMALL
 from pycoll.observe.trace.merged import Group, unwrapped
-from pycoll.runtime.sessions.reports import Call
+from pycoll.runtime.calls.descriptors import Call
 
 _WORTH = 0.05  # of the time, from where on something is worth a word
 _SHARE = 0.6  # of what waits for the last to enter cost, from where on one rank is a straggler

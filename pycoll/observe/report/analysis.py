@@ -11,7 +11,7 @@ from pycoll.errors import ScheduleError
 from pycoll.observe.links import LinkState, states
 from pycoll.observe.shares import SMALL
 from pycoll.observe.trace.merged import Group, Merged
-from pycoll.runtime.sessions.reports import Call
+from pycoll.runtime.calls.descriptors import Call
 from pycoll.schedule.cost.cost import busbw_factor
 from pycoll.types import type_bytes
 

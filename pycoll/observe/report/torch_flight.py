@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pycoll.errors import ArgumentError
-from pycoll.runtime.sessions.reports import Call
+from pycoll.runtime.calls.descriptors import Call
 from pycoll.schedule.language.collectives import COLLECTIVES, OWN
 
 _VERSION = "2.10"

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from pycoll.observe.trace.merged import Group, Merged
-from pycoll.runtime.sessions.reports import Call
+from pycoll.runtime.calls.descriptors import Call
 from pycoll.types import type_bytes
 
 FILE = "trace.json.gz"

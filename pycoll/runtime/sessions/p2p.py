@@ -25,6 +25,7 @@ from pycoll.runtime.arrays.numbers import as_array
 from pycoll.runtime.calls.message_ends import ANY, MessageEnds, is_integer
 from pycoll.runtime.calls.messages import MessageInfo, MessageWork
 from pycoll.runtime.calls.parts.encoding import pack, unpack
+from pycoll.runtime.sessions.reports import what_others_do
 
 _MOST_CODES = 256
 _MOST_AHEAD, _SMALL = 4096, 16 << 10  # messages that wait for room, and bytes of one
@@ -182,7 +183,8 @@ class TaggedMessages(MessageEnds):
     def nothing_came(self, call: str, src: int, limit: float) -> NoReturn:
         """Raise what a call raises for which no message has come in time."""
         source = "any rank" if src < 0 else f"rank {src}"
-        raise CollTimeout(f"{call} on rank {self.rank}: nothing from {source} in {limit:g} s")
+        text = f"{call} on rank {self.rank}: nothing from {source} in {limit:g} s"
+        raise CollTimeout(text + what_others_do(self))
 
     def discard(self, src: int, tag: int) -> None:
         """Receive a message that is there, whatever it is, and forget it."""
@@ -231,6 +233,8 @@ class TaggedMessages(MessageEnds):
                     f"{error}; a message of rank {other.src} waits, with tag {other.tag} and "
                     f"{other.nbytes} bytes (tag=pycoll.ANY takes any)",
                 )
+        if isinstance(error, CollTimeout):
+            error.args = (f"{error}{what_others_do(self)}",)
 
     def limit(self, timeout: float | None) -> float:
         """Return the seconds that a call may take."""
@@ -321,8 +325,10 @@ class TaggedMessages(MessageEnds):
         """Wait for a message that is sent; half of it may have arrived if the time is over."""
         try:
             self.messaging(self.postbox().finish_send, ticket, limit)
-        except BaseException:
+        except BaseException as error:
             self.abandon(x)
+            if isinstance(error, CollTimeout):
+                error.args = (f"{error}{what_others_do(self)}",)
             raise
 
     def end_send(self, ticket: int, x: Any) -> None:

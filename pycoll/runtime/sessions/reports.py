@@ -5,20 +5,19 @@ The engine knows numbers only; names of collectives, types and operations are ad
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 from pycoll import _C, errors
-from pycoll.algorithms import ALGORITHMS
 from pycoll.runtime.calls.call_sites import MADE_FOR
-from pycoll.runtime.calls.descriptors import FLAG_DIRECT, FLAG_INPUT, FLAG_READ, TWO_LEVELS
-from pycoll.schedule.language.collectives import COLLECTIVES
+from pycoll.runtime.calls.descriptors import FIELDS, FUNCTION, Call
 from pycoll.schedule.lowering.plan import DONE, ENTERED, FAILED
-from pycoll.types import Kind, Order, ReduceOp, type_name
+from pycoll.types import Kind, type_name
 
 _STATES = {
     "T": "stopped by a signal",
@@ -28,83 +27,13 @@ _STATES = {
     "S": "sleeping",
     "Z": "dead, not yet reaped",
 }
-_MEMORY = {
-    0: "private",
-    FLAG_READ: "private (single copy allowed)",
-    FLAG_DIRECT | FLAG_READ: "private (single copy)",
-    FLAG_DIRECT: "symmetric",
-    FLAG_DIRECT | FLAG_INPUT: "symmetric (input only)",
-}
 _REACHED = {0: "is in", ENTERED: "is in", DONE: "has done its part of", FAILED: "has given up"}
 _WANTED = {0: "to make this call", ENTERED: "to make this call", DONE: "to be done with it"}
-_OTHER = {TWO_LEVELS: "two_levels"}
-_REDUCING = (
-    *(Kind.ALL_REDUCE, Kind.REDUCE, Kind.REDUCE_SCATTER, Kind.REDUCE_SCATTER_V),
-    *(Kind.SCAN, Kind.EXSCAN),
-)
-_GATHERING = ("gather", "all_gather")  # whose count is that of the result
-
-
-@dataclass(frozen=True)
-class Call:
-    """What a rank called, unpacked from its descriptor."""
-
-    kind: str
-    dtype: str
-    op: str
-    order: str
-    root: int
-    memory: str
-    algorithm: str
-    count: int
-
-    @classmethod
-    def unpack(cls, word: int, count: int) -> Call:
-        """Read a descriptor word; see `pycoll.runtime.calls.descriptors.descriptor`."""
-        kind, dtype, op, flags = (word >> shift & 0xFF for shift in (0, 8, 16, 24))
-        if kind not in _REDUCING:
-            dtype |= op << 8  # see `pycoll.types.type_code`
-        number = word >> 48 & 0xFFFF
-        index = number & 0x3FF
-        known = index < len(ALGORITHMS)
-        reduces = kind in _REDUCING
-        moves = known and not COLLECTIVES[ALGORITHMS[index].collective].reduces
-        return cls(
-            kind=_name(Kind, kind),
-            dtype=type_name(dtype),
-            op=(_FUNCTION if moves else _name(ReduceOp, op)) if reduces else "",
-            order=_name(Order, flags & 3) if reduces and not moves else "",
-            root=word >> 32 & 0xFFFF,
-            memory=_MEMORY[flags & (FLAG_DIRECT | FLAG_READ | FLAG_INPUT)],
-            algorithm=f"{ALGORITHMS[index].name if known else _OTHER.get(index, 'custom')}"
-            f"#{number >> 10 if known or index in _OTHER else number:x}",
-            count=count,
-        )
-
-    def __str__(self) -> str:
-        parts = [
-            p for p in (self.op and f"op={self.op}", self.order and f"order={self.order}") if p
-        ]
-        into = "into " if self.kind in _GATHERING else ""
-        text = ", ".join([f"{into}{self.dtype}[{self.count}]", *parts, f"root={self.root}"])
-        return f"{self.kind}({text}, {self.memory} memory, algorithm={self.algorithm})"
-
-
-FIELDS = ("kind", "dtype", "op", "root", "count", "order", "memory", "algorithm")
 PLANS = "plans of the algorithm"  # what differs if none of these does
-_FUNCTION = "a function"  # an operation that the engine does not know: it moves the arrays
 SIZES = "sizes of the blocks"  # likewise in a v-variant that was given them on every rank
-
-
-def _name(enum: Any, value: int) -> str:
-    try:
-        return enum(value).name.lower()
-    except ValueError:
-        return f"{enum.__name__.lower()}#{value}"
-
-
 _CAUSES = {1: "MismatchError", 2: "PeerLost", 3: "PeerLeft", 4: "CollTimeout"}  # of `Cause`
 _INTERRUPT = 5  # Cause::kInterrupt
+_RECV = 2  # MessageWay::kRecv
 
 
 def describe(
@@ -205,7 +134,7 @@ def _mismatch(report: dict) -> str:
     calls = {r["rank"]: Call.unpack(r["descriptor"], r["count"]) for r in now}
     fields = [f for f in FIELDS if len({getattr(c, f) for c in calls.values()}) > 1]
     sized = all(call.kind.endswith("_v") for call in calls.values())
-    functions = all(call.op == _FUNCTION for call in calls.values())
+    functions = all(call.op == FUNCTION for call in calls.values())
     field = fields[0] if fields else SIZES if sized else "function" if functions else PLANS
     refused = {report["culprit"]: report["text"]} if report["text"] else {}
     lines = [f"ranks called different things; field '{field}' differs{blame(calls)}"]
@@ -287,26 +216,55 @@ def what_ranks_do(session: Any) -> list[str]:
     return [_moment(seen[rank]) for rank in sorted(seen)]
 
 
+def what_others_do(session: Any) -> str:
+    """Say likewise of other ranks, a line each; nothing if they are many."""
+    lines = [f"\n  {text}" for text in what_ranks_do(session)]
+    own = f"\n  rank {session.rank}:"
+    return "".join(line for line in lines if not line.startswith(own)) if len(lines) <= _FEW else ""
+
+
 def _renumbered(sight: dict, numbers: Sequence[int]) -> dict:
     """Return what a rank of a host shows with the numbers that ranks have in the whole."""
     peer = sight["waiting_peer"]
+    end = sight["message_peer"]
     changed = {"rank": numbers[sight["rank"]], "waiting_peer": numbers[peer] if peer >= 0 else peer}
+    changed["message_peer"] = numbers[end] if end >= 0 else end
     return {**sight, **changed}
 
 
 def _moment(sight: dict) -> str:
-    who, calls = f"rank {sight['rank']}", sight["calls"]
+    state, process = state_of(sight["pid"]), ""
+    if state in "TtDZ":
+        process = f" (process {sight['pid']} is {_STATES[state]})"
+    return f"rank {sight['rank']}: {_doing(sight)}{process}"
+
+
+def _doing(sight: dict) -> str:
+    if sight["message_way"]:
+        peer = sight["message_peer"]
+        way = "recv" if sight["message_way"] == _RECV else "send"
+        who = f"rank {peer}" if peer >= 0 else "any rank"
+        return f"is in {way}(tag={sight['message_tag']}), waits for {who}"
+    calls = sight["calls"]
     if not calls:
-        return f"{who}: has made no call so far"
+        return "has made no call so far"
     last = Call.unpack(calls[-1]["descriptor"], calls[-1]["count"])
-    text = f"{last}{_where(calls[-1])}"
+    text = made_at(last, calls[-1]["site"])
     if calls[-1]["done"]:
-        return f"{who}: is in no call; last call: {text}"
+        return f"is in no call; last call: {text}"
     if sight["waiting_peer"] < 0 or sight["arrived"]:
-        return f"{who}: is in {text}"
+        return f"is in {text}"
     peer, step = sight["waiting_peer"], sight["waiting_step"]
     wanted = _WANTED.get(step, f"to finish step {step - 1}")
-    return f"{who}: is in {text}, waits for rank {peer} {wanted}"
+    return f"is in {text}, waits for rank {peer} {wanted}"
+
+
+def state_of(pid: int) -> str:
+    """Return the state of a process, a letter as in /proc; ``"?"`` if there is none."""
+    with contextlib.suppress(OSError):
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+        return stat.rpartition(")")[2].split()[0]
+    return "?"
 
 
 def _timeout(report: dict) -> str:

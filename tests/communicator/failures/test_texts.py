@@ -3,13 +3,15 @@
 import contextlib
 import os
 import threading
+import time
+from functools import partial
 
 import numpy as np
 import pytest
 
 from pycoll.errors import CollError, CollTimeout, MismatchError, PeerLeft, PeerRejected, Revoked
 from pycoll.runtime.sessions.reports import each_says
-from pycoll.testing import run_threads
+from pycoll.testing import run_processes, run_threads
 
 X = np.ones(10)
 
@@ -171,3 +173,29 @@ def test_a_rank_that_leaves_after_a_mismatch_tells_of_that(run):
     text = run(3, rank)[2]
     assert " left because ranks called different things; field 'count' differs\n" in text
     assert text.count("The communicator cannot be used any more") == 1
+
+
+def test_a_message_that_does_not_come_tells_what_others_do():
+    def ranks(comm):
+        told = []
+        if comm.rank == 0:
+            comm.recv(np.empty(1), 1)  # from here on rank 1 waits
+            comm.recv(np.empty(1), 2)
+            time.sleep(0.3)
+            for call in (comm.recv_object, partial(comm.recv, np.empty(1))):
+                with pytest.raises(CollTimeout) as found:
+                    call(1, 5, timeout=0.1)
+                told.append(str(found.value).split("\n")[1:])
+            comm.send(np.ones(1), 1, 7)
+        else:
+            comm.send(np.ones(1), 0)
+        if comm.rank == 1:
+            comm.recv(np.empty(1), 0, 7)
+        comm.barrier()
+        return told
+
+    told, *_ = run_processes(3, ranks)
+    for one, two in told:
+        assert one == "  rank 1: is in recv(tag=7), waits for rank 0"
+        assert two.startswith("  rank 2: is in barrier(")
+        assert two.endswith(", waits for rank 0 to make this call")
