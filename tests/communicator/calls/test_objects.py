@@ -30,6 +30,14 @@ def test_data_comes_back_as_it_was():
     assert [type(x) for x in found["groups"]] == [type(x) for x in DATA["groups"]]
 
 
+@pytest.mark.parametrize("code", [0, 2, 5, 42])
+def test_types_of_ones_own_in_msgpack_are_no_objects(code):
+    msgpack = pytest.importorskip("msgpack")
+    data = pack([msgpack.ExtType(code, b""), 1], False)
+    with pytest.raises(ArgumentError, match=f"ExtType came, of type {code}"):
+        unpack(data, False, 0)
+
+
 @pytest.mark.parametrize(
     "x",
     [

@@ -22,8 +22,11 @@ from pycoll.errors import ArgumentError, kind_of
 _DATA, _PICKLE = b"m", b"p"  # the first byte
 _IS_PICKLE = _PICKLE[0]
 _MOST_KEPT = 64 << 10  # bytes that a packer has packed that is used again
-_TUPLE, _SET, _FROZENSET, _COMPLEX, _INT, _ARRAY, _SCALAR, _PLAIN_ARRAY, _PLAIN_SCALAR = range(9)
-_STR, _BYTES = 9, 10  # NumPy's, which may end in zeros; arrays of them may not
+# The last ones: programs that use msgpack have the first ones for types of their own.
+_FIRST = 117
+_TUPLE, _SET, _FROZENSET, _COMPLEX, _INT, *_OF_NUMPY = range(_FIRST, 128)
+_ARRAY, _SCALAR, _PLAIN_ARRAY, _PLAIN_SCALAR = _OF_NUMPY[:4]
+_STR, _BYTES = _OF_NUMPY[4:]  # which may end in zeros; arrays of them may not
 _PLAIN_KINDS = "?biufcmMSU"  # of elements that the name of their type tells all of
 # Before plain arrays: bytes of the name, dimensions, and whether it lies by columns.
 _PLAIN_HEAD = struct.Struct("<BBB")
@@ -127,6 +130,8 @@ def _extended(code: int, body: bytes) -> Any:
     """Return what an extension type stands for."""
     if code in _MAKE:
         return _MAKE[code]  # the mark
+    if code < _FIRST:
+        raise ArgumentError(f"a msgpack.ExtType came, of type {code}: it cannot be sent as data")
     if code == _COMPLEX:
         return complex(*struct.unpack("<dd", body))
     if code == _INT:
