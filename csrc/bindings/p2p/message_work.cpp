@@ -4,6 +4,7 @@
 
 #include <new>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "bindings/bindings.h"
@@ -19,6 +20,7 @@ struct Message {
   unsigned long long ticket;
   double limit_s;
   char sends, ended;
+  char awaited;  // by a thread, from before it waits until what it has found is noted here
   Boxes boxes;
 };
 
@@ -62,11 +64,31 @@ void end(PyObject* self) {
   }
 }
 
+PyObject* refuse(const Message& message) {
+  raise_in_python(Error("ConcurrentUseError",
+                        "another thread waits for message " + std::to_string(message.ticket)));
+  return nullptr;
+}
+
+// A message that a thread waits for.
+class Awaited {
+ public:
+  explicit Awaited(Message& message) : message_(message) { message.awaited = 1; }
+  ~Awaited() { message_.awaited = 0; }
+  Awaited(const Awaited&) = delete;
+  Awaited& operator=(const Awaited&) = delete;
+
+ private:
+  Message& message_;
+};
+
 // Waits without Python's lock; null with a Python error set if the message has failed.
 std::optional<uint32_t> wait(const Message& message, double limit_s) {
-  const Boxes boxes = message.boxes;  // another thread may end the message meanwhile
+  const Boxes boxes = message.boxes;  // another thread may close the communicator meanwhile
   const uint64_t ticket = message.ticket;
   try {
+    COLL_CHECK(boxes.host != nullptr || boxes.wire != nullptr, "CommClosed",
+               "the communicator was closed before message ", ticket, " had begun");
     const Unlocked unlocked;
     return boxes.host != nullptr ? boxes.host->wait(ticket, limit_s)
                                  : boxes.wire->wait(ticket, limit_s);
@@ -93,10 +115,15 @@ PyObject* take_method(PyObject* self, PyObject* limit) {
     Message& message = message_of(self);
     const double limit_s = limit == Py_None ? message.limit_s : py::handle(limit).cast<double>();
     if (message.ended) Py_RETURN_NONE;
-    const auto source = wait(message, limit_s);
-    if (!source) return nullptr;
-    if (!message.sends) Py_XSETREF(message.source, PyLong_FromUnsignedLong(*source));
-    end(self);
+    if (message.awaited) return refuse(message);
+    const Awaited awaited(message);
+    if (const auto source = wait(message, limit_s)) {
+      if (!message.sends) Py_XSETREF(message.source, PyLong_FromUnsignedLong(*source));
+      end(self);
+    } else {
+      const py::error_already_set error;
+      py::handle(self).attr("_fail")(error.value());
+    }
     Py_RETURN_NONE;
   });
 }
@@ -106,6 +133,22 @@ PyObject* end_method(PyObject* self, PyObject*) {
     end(self);
     Py_RETURN_NONE;
   });
+}
+
+PyObject* take_back_method(PyObject* self, PyObject*) {
+  return guarded([&]() -> PyObject* {
+    const Message& message = message_of(self);
+    if (message.awaited) return refuse(message);
+    py::object memory =
+        message.memory == nullptr ? py::none() : py::reinterpret_borrow<py::object>(message.memory);
+    end(self);
+    return memory.release().ptr();
+  });
+}
+
+PyObject* close_method(PyObject* self, PyObject*) {
+  message_of(self).boxes = {};
+  Py_RETURN_NONE;
 }
 
 int traverse(PyObject* self, visitproc visit, void* arg) {
@@ -173,6 +216,8 @@ void add_message_work(py::module_& m) {
        METH_FASTCALL, nullptr},
       {"_take", take_method, METH_O, nullptr},
       {"_end", end_method, METH_NOARGS, nullptr},
+      {"_take_back", take_back_method, METH_NOARGS, nullptr},
+      {"_close", close_method, METH_NOARGS, nullptr},
       {nullptr, nullptr, 0, nullptr}};
   static PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void*>(create)},
                                 {Py_tp_dealloc, reinterpret_cast<void*>(destroy)},

@@ -7,6 +7,11 @@
 //
 //   message._take(limit_s)   waits for it, by default as long as _begin has said
 //   message._end()           lets go of it
+//   message._take_back()     likewise, if no thread waits for it, and returns its array
+//   message._close()         lets go of the postbox: a wait fails
+//
+// One thread at a time waits. If that fails, _take calls message._fail(error), a method in Python,
+// before another thread may.
 //
 // The attributes are _session, _memory, _ticket, sends, _ended, _source, the rank from which it has
 // come, and _error, what it has failed with, which only Python code sets.

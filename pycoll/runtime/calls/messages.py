@@ -40,6 +40,8 @@ if TYPE_CHECKING:
         def _begin(self, *what: Any) -> None: ...
         def _take(self, limit: float | None) -> None: ...
         def _end(self) -> None: ...
+        def _take_back(self) -> Any: ...
+        def _close(self) -> None: ...
 
 else:
     _Message = _C.Message
@@ -96,8 +98,8 @@ class MessageWork(_Message, Work):
         if not self._ended:
             try:
                 self._take(limit)
-            except BaseException as error:
-                self._fail(error)
+            except _C.EngineError as error:  # another thread waits
+                raise self._session.error(*error.args) from None
         if self._error is not None:
             raise self._error
         return self._source
@@ -119,11 +121,15 @@ class MessageWork(_Message, Work):
 
         Returns:
             Whether it was still to come.
+
+        Raises:
+            ConcurrentUseError: If another thread waits for it.
         """
         if self._ended:
             return False
-        expected: bool = self._session.postbox().forget(self._ticket)
-        self._end()
+        postbox, memory = self._session.postbox(), self._session.guard(self._take_back)
+        expected: bool = postbox.forget(self._ticket)
+        del memory  # nothing comes into it any more
         return expected
 
     def give_up(self) -> None:
@@ -131,10 +137,10 @@ class MessageWork(_Message, Work):
 
         Raises:
             CollError: If not all has been taken. Then the communicator is aborted.
+            ConcurrentUseError: If another thread waits for it.
         """
         if not self._ended:
-            memory = self._memory
-            self._end()
+            memory = self._session.guard(self._take_back)
             self._session.end_send(self._ticket, memory)
 
 

@@ -85,8 +85,9 @@ class TaggedMessages(MessageEnds):
         So the peer may be in any call, and receive it later.
         """
         ahead = self._ahead
-        while ahead and ahead[0].done():
-            ahead.popleft()
+        with contextlib.suppress(IndexError):  # none is left, or another thread was faster
+            while ahead[0].done():
+                ahead.popleft()
         postbox = self._postbox  # another thread may close it meanwhile
         runs_ahead = isinstance(postbox, _C.Postbox) and postbox.small(x.nbytes)
         if runs_ahead and x.nbytes <= _SMALL and len(ahead) < _MOST_AHEAD:
@@ -278,6 +279,7 @@ class TaggedMessages(MessageEnds):
             self._postbox.close()
             for work in list(self.under_way):  # another thread may add one meanwhile
                 self.abandon(work._memory)
+                work._close()
             self.under_way.clear()
 
     def _to_send(self, x: Any, dst: int, tag: int) -> tuple[Any, ...]:

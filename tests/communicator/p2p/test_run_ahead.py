@@ -120,3 +120,34 @@ def test_messages_that_have_left_are_forgotten(run):
         return most
 
     assert 0 < run(2, ranks)[0] <= 100
+
+
+def test_two_threads_that_let_go_of_what_has_left():
+    """One finds that a message has left, and another one lets go of it first."""
+
+    class Left:
+        def done(self):
+            ahead.clear()
+            return True
+
+    def ranks(comm):
+        nonlocal ahead
+        if comm.rank == 0:
+            ahead = comm._session._ahead
+            while not ahead:
+                comm.send(np.zeros(1000), 1)
+            ahead.appendleft(Left())
+            comm.send(np.ones(1000), 1, 1)
+            comm.send(np.zeros(1), 1, 2)
+        else:
+            time.sleep(0.2)
+            x = np.zeros(1000)
+            comm.recv(np.zeros(1), 0, 2)
+            comm.recv(x, 0, 1)
+            while comm.iprobe(0) is not None:
+                comm.recv(np.zeros(1000), 0)
+            return bool((x == 1).all())
+        return True
+
+    ahead = None
+    assert run_processes(2, ranks) == [True] * 2

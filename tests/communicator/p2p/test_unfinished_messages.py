@@ -11,7 +11,8 @@ import pytest
 
 import chaos
 from pycoll.config import Config
-from pycoll.errors import CollTimeout, ConcurrentUseError, PeerLeft
+from pycoll.errors import CollTimeout, CommClosed, ConcurrentUseError, PeerLeft
+from pycoll.runtime.calls.messages import MessageWork
 from pycoll.testing import run_processes
 
 SIZES = [100, 20_000, 1 << 20]
@@ -208,3 +209,78 @@ def test_a_program_that_ends_before_its_message_is_received(tmp_path):
     out, said = job(tmp_path, 1 << 20, "ends")
     assert out == ""
     assert "pycoll: rank 0 ended without wait(): a message was not received" in said
+
+
+def test_a_message_is_not_forgotten_beside_a_thread_that_waits(connected):
+    def rank(comm):
+        x = np.full(4, float(comm.rank))
+        if comm.rank == 1:
+            time.sleep(0.5)
+            comm.send(x, 0)
+            return True
+        work = comm.irecv(x, 1)
+        thread = threading.Thread(target=work.wait)
+        thread.start()
+        time.sleep(0.2)
+        with pytest.raises(ConcurrentUseError):
+            work.forget()
+        thread.join()
+        return bool((x == 1).all()) and work.wait() == 1
+
+    assert connected(rank) == [True] * 2
+
+
+def test_a_message_is_not_given_up_beside_a_thread_that_waits(run):
+    def rank(comm):
+        x = np.full(1 << 20, float(comm.rank))
+        if comm.rank == 1:
+            time.sleep(0.5)
+            comm.recv(x, 0)
+            return bool((x == 0).all())
+        work = comm.isend(x, 1)
+        thread = threading.Thread(target=work.wait)
+        thread.start()
+        time.sleep(0.2)
+        with pytest.raises(ConcurrentUseError):
+            work.give_up()
+        thread.join()
+        return work.done()
+
+    assert run(2, rank) == [True] * 2
+
+
+def test_a_thread_that_asks_before_another_one_has_noted_the_end(connected):
+    def rank(comm):
+        x = np.full(4, float(comm.rank))
+        if comm.rank == 1:
+            time.sleep(0.3)
+            comm.send(x, 0)
+            return True
+        sys.setswitchinterval(10)
+        work, seen = comm.irecv(x, 1), []
+        thread = threading.Thread(target=lambda: seen.append(work.wait()))
+        thread.start()
+        time.sleep(0.1)
+        until = time.monotonic() + 0.6
+        while time.monotonic() < until:  # meanwhile the thread needs the lock of Python
+            pass
+        with contextlib.suppress(ConcurrentUseError):
+            work.wait()
+        thread.join()
+        return seen == [1] and work.wait() == 1
+
+    assert connected(rank) == [True] * 2
+
+
+def test_messages_of_a_closed_communicator(connected):
+    def rank(comm):
+        session = comm._session
+        work = comm.irecv(np.zeros(4), 1 - comm.rank)
+        comm.close()
+        late = MessageWork(session, 1, None, False)  # closed by another thread meanwhile
+        for message in (work, late):
+            with pytest.raises(CommClosed):
+                message.wait(1)
+        return True
+
+    assert connected(rank) == [True] * 2
