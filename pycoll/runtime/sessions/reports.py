@@ -203,6 +203,20 @@ def what_ranks_do(session: Any) -> list[str]:
 
     Of ranks that reach each other by messages only this one is known.
     """
+    seen = _seen(session)
+    return [_moment(seen[rank]) for rank in sorted(seen)]
+
+
+def what_others_do(session: Any) -> str:
+    """Say likewise of other ranks, a line each; nothing if they are many, or all is closed."""
+    with contextlib.suppress(errors.CommClosed):
+        seen = _seen(session)
+        others = [seen[rank] for rank in sorted(seen) if rank != session.rank]
+        return "".join(f"\n  {_moment(s)}" for s in others) if len(others) < _FEW else ""
+    return ""
+
+
+def _seen(session: Any) -> dict[int, dict]:
     node = getattr(session, "node", None)
     shared = session.control if node is None else node.control
     seen = {}
@@ -213,14 +227,7 @@ def what_ranks_do(session: Any) -> list[str]:
     own = None if session.control is not None else session.engine.look(1)
     if own is not None and (own["waiting_peer"] >= 0 or session.rank not in seen):
         seen[session.rank] = {**own, "rank": session.rank}
-    return [_moment(seen[rank]) for rank in sorted(seen)]
-
-
-def what_others_do(session: Any) -> str:
-    """Say likewise of other ranks, a line each; nothing if they are many."""
-    lines = [f"\n  {text}" for text in what_ranks_do(session)]
-    own = f"\n  rank {session.rank}:"
-    return "".join(line for line in lines if not line.startswith(own)) if len(lines) <= _FEW else ""
+    return seen
 
 
 def _renumbered(sight: dict, numbers: Sequence[int]) -> dict:

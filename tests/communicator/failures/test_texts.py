@@ -9,8 +9,10 @@ from functools import partial
 import numpy as np
 import pytest
 
+import chaos
+from pycoll.config import Config
 from pycoll.errors import CollError, CollTimeout, MismatchError, PeerLeft, PeerRejected, Revoked
-from pycoll.runtime.sessions.reports import each_says
+from pycoll.runtime.sessions.reports import each_says, what_others_do
 from pycoll.testing import run_processes, run_threads
 
 X = np.ones(10)
@@ -199,3 +201,18 @@ def test_a_message_that_does_not_come_tells_what_others_do():
         assert one == "  rank 1: is in recv(tag=7), waits for rank 0"
         assert two.startswith("  rank 2: is in barrier(")
         assert two.endswith(", waits for rank 0 to make this call")
+
+
+@pytest.mark.parametrize("hosts", [None, [0, 1]])
+def test_nothing_is_told_of_others_once_another_thread_has_closed(hosts):
+    def told(comm):
+        comm.close()
+        return what_others_do(comm._session)
+
+    def ranks(comm):
+        if hosts is None:
+            return told(comm)
+        with chaos.over_tcp(comm, hosts, Config(20.0)) as connected:
+            return told(connected)
+
+    assert run_processes(2, ranks) == ["", ""]
