@@ -115,7 +115,7 @@ $(TORCH_VENV)/installed: $(VENV)/installed
 
 test-torch: build  ## run the tests of the PyTorch backend, or say that PyTorch cannot be had
 	@if $(MAKE) --no-print-directory $(TORCH_VENV)/installed; then \
-	  $(TORCH_VENV)/bin/python -m pytest $(PARALLEL) tests/pytorch tests/project/test_docstrings.py tests/communicator/calls/test_arrays.py tests/communicator/memory/test_symmetric_memory.py $(ARGS); \
+	  $(TORCH_VENV)/bin/python -m pytest $(PARALLEL) tests/pytorch tests/project/test_docstrings.py tests/communicator/calls/test_arrays.py tests/communicator/calls/test_varying_v_variants.py tests/communicator/memory/test_symmetric_memory.py $(ARGS); \
 	else \
 	  echo "SKIPPED: the tests of the PyTorch backend; $(TORCH) cannot be installed here"; fi
 

@@ -116,7 +116,7 @@ PyObject* run_on_bytes(PyObject* fastcall, PyObject* const* args, Py_ssize_t nar
 
 PyObject* remember_sized(PyObject* fastcall, PyObject* const* args, Py_ssize_t nargs) {
   return guarded([&]() -> PyObject* {
-    if (nargs != kOwn + 6) throw py::type_error("remember_sized takes 13 arguments");
+    if (nargs != kOwn + 7) throw py::type_error("remember_sized takes 14 arguments");
     FastcallState& state = state_of(fastcall);
     auto entry = std::make_shared<SizedCall>();
     SizedArrays arrays;
@@ -133,6 +133,7 @@ PyObject* remember_sized(PyObject* fastcall, PyObject* const* args, Py_ssize_t n
       fresh_type = entry->fresh->type;
     }
     if (may_vary(state, *entry)) entry->told = ToldSizes(py::handle(own[5]).cast<int>());
+    entry->rank = py::handle(own[6]).cast<size_t>();
     const auto& [kind, op, root, order] = entry->key.objects;
     int i = 0;
     for (PyObject* object :
@@ -151,13 +152,12 @@ namespace {
 
 // Moves blocks of sizes that ranks have told: the result, or the table where Python code is to go
 // on with it. Null with a Python error set if it has failed.
-PyObject* move_sized(FastcallState& state, const SizedCall& like, py::object table,
+PyObject* move_sized(FastcallState& state, const SizedCall& like, const py::object& table,
                      const ArrayMemory& in, const py::object& x, uint32_t site, double limit_s) {
   const std::shared_ptr<const Engine> engine = state.engine;
-  if (engine == nullptr || like.told == ToldSizes::kOther) return table.release().ptr();
-  const SizesTable sizes(table,
-                         size_t(PyBytes_GET_SIZE(table.ptr()) / PyBytes_GET_SIZE(like.row.ptr())));
-  if (!sizes.agree()) return table.release().ptr();
+  if (engine == nullptr || like.told == ToldSizes::kOther) return Py_NewRef(table.ptr());
+  const SizesTable sizes(table, PyBytes_GET_SIZE(like.row.ptr()));
+  if (!sizes.agree()) return Py_NewRef(table.ptr());
   RunnableCall move;
   py::object result = py::none();
   ArrayMemory out;
@@ -167,18 +167,19 @@ PyObject* move_sized(FastcallState& state, const SizedCall& like, py::object tab
       ArrayKey fresh = *like.fresh, made;
       fresh.dims[0] = 0;
       for (size_t from = 0; from < sizes.ranks; ++from) {
-        fresh.dims[0] += Py_ssize_t(sizes.rows(like.told, from, engine->rank()));
+        fresh.dims[0] += Py_ssize_t(sizes.rows(from, like.rank));
       }
       result = new_array(fresh, x.ptr());
-      describe_array(nullptr, result.ptr(), true, made, out);
+      const bool known = describe_array(nullptr, result.ptr(), true, made, out);
+      if (!known && fresh.dims[0] > 0) return Py_NewRef(table.ptr());  // one of no bytes is none
     }
   } catch (const Error&) {  // Python code fails in the same way, and lets peers hear of it
-    return table.release().ptr();
+    return Py_NewRef(table.ptr());
   } catch (py::error_already_set& error) {
     if (!error.matches(PyExc_Exception)) throw;
-    return table.release().ptr();
+    return Py_NewRef(table.ptr());
   }
-  if (!can_run(state)) return table.release().ptr();
+  if (!can_run(state)) return Py_NewRef(table.ptr());
   CallArrays arrays{in, out, x, result};
   return run(state, move, arrays, site, limit_s);
 }
@@ -200,7 +201,7 @@ std::shared_ptr<const SizedCall> find_with_sizes(const FastcallState& state, con
 // Runs a call like an earlier one: its result, or the bytes of what ranks have said if that is new,
 // or NotImplemented. Null with a Python error set if it has failed.
 PyObject* run_like_before(FastcallState& state, PyObject* const* args, uint32_t site,
-                          double limit_s) {
+                          double limit_s, bool counted) {
   SizedKey key;
   SizedArrays arrays;
   if (!can_run(state) || !describe(state, args, key, arrays)) return not_served();
@@ -208,30 +209,30 @@ PyObject* run_like_before(FastcallState& state, PyObject* const* args, uint32_t 
   const HoldOf out(state.heap.get(), arrays.out.data, arrays.out.nbytes);
   const auto found = std::find_if(state.sized.begin(), state.sized.end(),
                                   [&](const auto& entry) { return entry->key == key; });
+  const bool known = found != state.sized.end();
+  // Another thread may drop it meanwhile.
+  const std::shared_ptr<const SizedCall> like = known ? *found : find_with_sizes(state, key);
+  if (like == nullptr) return not_served();
   const auto x = py::reinterpret_borrow<py::object>(args[kX]);
-  if (found == state.sized.end()) {
-    const std::shared_ptr<const SizedCall> like = find_with_sizes(state, key);
-    const py::object row =
-        like == nullptr ? py::object() : refusing(state, [&] { return row_of(*like, key); });
-    if (!row) return not_served();
-    py::object table =
-        tell(state, like->tell, row, PyBytes_GET_SIZE(like->table.ptr()), site, limit_s);
-    if (!table) return nullptr;
-    return move_sized(state, *like, std::move(table), arrays.x, x, site, limit_s);
-  }
-  const std::shared_ptr<const SizedCall> like = *found;  // another thread may drop it meanwhile
-  const py::object result = result_of(*like, x.ptr(), args[kOut], arrays.out);
-  if (!result || !can_run(state)) return not_served();  // that may have run Python code
+  const py::object result = known ? result_of(*like, x.ptr(), args[kOut], arrays.out) : py::none();
+  const py::object row = refusing(state, [&] { return known ? like->row : row_of(*like, key); });
+  if (!result || !row || !can_run(state)) return not_served();  // that may have run Python code
   const Py_ssize_t nbytes = PyBytes_GET_SIZE(like->table.ptr());
-  py::object table = tell(state, like->tell, like->row, nbytes, site, limit_s);
+  const py::object table = tell(state, like->tell, row, nbytes, site, limit_s);
   if (!table) return nullptr;
-  const bool as_before = std::memcmp(PyBytes_AS_STRING(table.ptr()),
-                                     PyBytes_AS_STRING(like->table.ptr()), size_t(nbytes)) == 0;
-  if (!as_before) return move_sized(state, *like, std::move(table), arrays.x, x, site, limit_s);
-  // Python code raises what a communicator raises that another thread has closed meanwhile.
-  if (!can_run(state)) return table.release().ptr();
-  CallArrays given{arrays.x, arrays.out, x, result};
-  return run(state, like->move, given, site, limit_s);
+  const bool as_before =
+      known && std::memcmp(PyBytes_AS_STRING(table.ptr()), PyBytes_AS_STRING(like->table.ptr()),
+                           size_t(nbytes)) == 0;
+  PyObject* moved = nullptr;
+  if (!as_before) {
+    moved = move_sized(state, *like, table, arrays.x, x, site, limit_s);
+  } else if (can_run(state)) {
+    CallArrays given{arrays.x, arrays.out, x, result};
+    moved = run(state, like->move, given, site, limit_s);
+  } else {  // Python code raises what it does where another thread has closed the communicator
+    moved = Py_NewRef(table.ptr());
+  }
+  return counted && moved != table.ptr() ? with_counts(moved, *like, table) : moved;
 }
 
 SaidSizes said_of(PyObject* const* args, py::object table) {
@@ -244,7 +245,7 @@ SaidSizes said_of(PyObject* const* args, py::object table) {
 
 PyObject* run_sized(PyObject* fastcall, PyObject* const* args, Py_ssize_t nargs) {
   return guarded([&]() -> PyObject* {
-    if (nargs != kOwn + 2) throw py::type_error("run_sized takes 9 arguments");
+    if (nargs != kOwn + 3) throw py::type_error("run_sized takes 10 arguments");
     FastcallState& state = state_of(fastcall);
     SaidSizes said = std::exchange(state.said, {});
     const SaidSizes now = said_of(args, {});
@@ -253,7 +254,8 @@ PyObject* run_sized(PyObject* fastcall, PyObject* const* args, Py_ssize_t nargs)
     }
     const double limit_s = PyFloat_AsDouble(args[kOwn + 1]);
     if (PyErr_Occurred() != nullptr) throw py::error_already_set();
-    return run_like_before(state, args, site_of(args[kOwn]), limit_s);
+    const bool counted = args[kOwn + 2] == Py_True;
+    return run_like_before(state, args, site_of(args[kOwn]), limit_s, counted);
   });
 }
 
@@ -261,11 +263,14 @@ PyObject* call_sized(PyObject* fastcall, PyObject* const* args) {
   FastcallState& state = state_of(fastcall);
   state.said = {};
   const std::optional<double> limit_s = limit_of(args[kSizedTimeout]);
-  if (!limit_s || args[kReturnCounts] != Py_False || state.sized.empty()) return not_served();
+  const bool counted = args[kReturnCounts] == Py_True;
+  const bool usual = limit_s && (counted || args[kReturnCounts] == Py_False);
+  if (!usual || state.sized.empty()) return not_served();
   py::object result;
   try {
     const uint32_t site = call_site(state);
-    result = py::reinterpret_steal<py::object>(run_like_before(state, args, site, *limit_s));
+    result =
+        py::reinterpret_steal<py::object>(run_like_before(state, args, site, *limit_s, counted));
     if (!result) throw py::error_already_set();
   } catch (py::error_already_set& error) {
     if (!error.matches(PyExc_Exception)) tell_of_interrupt(state, error);

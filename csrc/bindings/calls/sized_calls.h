@@ -6,8 +6,9 @@
 // runs a bound or staged call on the memory of `data`, bytes, and returns the `nbytes` bytes of its
 // result.
 //
-//   fast.remember_sized(kind, x, out, op, root, order, sizes, tell, row, table, move, result, told)
-//   fast.run_sized(kind, x, out, op, root, order, sizes, site, timeout_s)
+//   fast.remember_sized(kind, x, out, op, root, order, sizes, tell, row, table, move, result, told,
+//                       rank)
+//   fast.run_sized(kind, x, out, op, root, order, sizes, site, timeout_s, counted)
 //
 // The second runs a v-variant like one that was remembered: on arrays of these shapes and dtypes,
 // with equal `sizes`, a list of ints, and all else being the very objects that were remembered.
@@ -47,8 +48,9 @@ enum class ToldSizes : uint8_t { kOther, kOfEach, kFromEachToEach };
 struct SizedCall {
   SizedKey key;
   ToldSizes told = ToldSizes::kOther;
+  size_t rank = 0;  // this one
   RunnableCall tell, move;
-  pybind11::bytes row, table;
+  pybind11::object row, table;    // bytes
   std::optional<ArrayKey> fresh;  // the result to allocate
   pybind11::object kept[7];       // references to what the keys point to
 };

@@ -12,13 +12,18 @@ namespace {
 
 constexpr int64_t kMostRows = int64_t{1} << 48;  // as in ragged_blocks.py
 
+uint64_t itemsize(const ArrayKey& x) {
+  if (x.element != 0) return (x.element & 0xff) / 8;
+  return uint64_t(py::reinterpret_borrow<py::dtype>(x.type).itemsize());
+}
+
 }  // namespace
 
 bool may_vary(const FastcallState& state, const SizedCall& call) {
   const BoundCall* const move = call.move.call.get();
   return state.engine != nullptr && move != nullptr && move->in_layout == Layout::kTable &&
          move->out_layout == Layout::kTable && !move->across && move->alternative == nullptr &&
-         call.key.x.element == 0 && call.key.out == ArrayKey{};
+         call.key.out == ArrayKey{};
 }
 
 py::object row_of(const SizedCall& like, const SizedKey& key) {
@@ -44,8 +49,7 @@ std::shared_ptr<const BoundCall> bound_to(const Engine& engine, const SizedCall&
                                           const SizesTable& sizes) {
   Binding binding = *like.move.call;
   const size_t n = sizes.ranks;
-  const auto type = py::reinterpret_borrow<py::dtype>(like.key.x.type);
-  const uint64_t scale = sizes.words[1] * uint64_t(type.itemsize()) / binding.elem_bytes;
+  const uint64_t scale = sizes.words[1] * itemsize(like.key.x) / binding.elem_bytes;
   PieceTable &in = binding.in_table, &out = binding.out_table;
   for (size_t rank = 0; rank < n; ++rank) {
     uint64_t sent = 0, received = 0;
@@ -53,9 +57,9 @@ std::shared_ptr<const BoundCall> bound_to(const Engine& engine, const SizedCall&
       const size_t i = rank * n + peer;
       const bool of_each = like.told == ToldSizes::kOfEach;
       in.offset[i] = of_each ? 0 : sent;
-      in.length[i] = scale * sizes.rows(like.told, of_each ? peer : rank, peer);
+      in.length[i] = scale * sizes.rows(of_each ? peer : rank, peer);
       out.offset[i] = received;
-      out.length[i] = scale * sizes.rows(like.told, peer, rank);
+      out.length[i] = scale * sizes.rows(peer, rank);
       sent += in.length[i];
       received += out.length[i];
     }
@@ -64,6 +68,17 @@ std::shared_ptr<const BoundCall> bound_to(const Engine& engine, const SizedCall&
   const uint64_t chunks = std::max<uint64_t>(1, binding.plan->chunks);
   binding.chunk = (binding.count + chunks - 1) / chunks;
   return engine.bind(std::move(binding));
+}
+
+PyObject* with_counts(PyObject* result, const SizedCall& like, const py::object& table) {
+  if (result == nullptr) return nullptr;
+  const auto found = py::reinterpret_steal<py::object>(result);
+  const SizesTable sizes(table, PyBytes_GET_SIZE(like.row.ptr()));
+  py::array_t<int64_t> counts(py::ssize_t(sizes.ranks));
+  for (size_t from = 0; from < sizes.ranks; ++from) {
+    counts.mutable_at(from) = int64_t(sizes.rows(from, like.rank));
+  }
+  return py::make_tuple(found, counts).release().ptr();
 }
 
 }  // namespace pycoll

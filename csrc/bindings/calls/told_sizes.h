@@ -16,10 +16,10 @@ struct SizesTable {
   const uint64_t* words;
   size_t ranks, columns;
 
-  SizesTable(const pybind11::object& bytes, size_t ranks)
+  SizesTable(const pybind11::object& bytes, Py_ssize_t row)
       : words(reinterpret_cast<const uint64_t*>(PyBytes_AS_STRING(bytes.ptr()))),
-        ranks(ranks),
-        columns(size_t(PyBytes_GET_SIZE(bytes.ptr())) / sizeof(uint64_t) / ranks) {}
+        ranks(size_t(PyBytes_GET_SIZE(bytes.ptr()) / row)),
+        columns(size_t(row) / sizeof(uint64_t)) {}
 
   uint64_t size(size_t rank, size_t i) const { return words[rank * columns + 2 + i]; }
   // Whether all have rows of one type and one width.
@@ -29,10 +29,8 @@ struct SizesTable {
     }
     return true;
   }
-  // Of a block: of `from`, or from there to another rank.
-  uint64_t rows(ToldSizes told, size_t from, size_t to) const {
-    return told == ToldSizes::kOfEach ? size(from, 0) : size(from, to);
-  }
+  // Of the block from a rank to another, or of the one that it has for all or for the root.
+  uint64_t rows(size_t from, size_t to) const { return size(from, columns == 3 ? 0 : to); }
 };
 
 // Whether calls with other sizes can be bound like this one.
@@ -44,5 +42,8 @@ pybind11::object row_of(const SizedCall& like, const SizedKey& key);
 // The call that moves blocks of these sizes, as `_bound` of v_variants.py binds it. Throws Error.
 std::shared_ptr<const BoundCall> bound_to(const Engine& engine, const SizedCall& like,
                                           const SizesTable& sizes);
+
+// A result, which it takes, and the rows that came from each rank; null if there is no result.
+PyObject* with_counts(PyObject* result, const SizedCall& like, const pybind11::object& table);
 
 }  // namespace pycoll

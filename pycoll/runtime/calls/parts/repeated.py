@@ -39,19 +39,22 @@ class Told(NamedTuple):
     places: tuple[int, int]  # addresses of this rank's arrays; 0 where there is none
 
 
-def again(session: Session, call: Sized, timeout: float | None) -> tuple[bool, Any]:
+def again(
+    session: Session, call: Sized, timeout: float | None, counted: bool = False
+) -> tuple[bool, Any]:
     """Make a call that is like an earlier one.
 
     Returns:
-        True and its result; or False and what ranks said of their sizes, which are other ones now,
-        or False and None for the first call of its kind.
+        True and its result, with ``counted`` also the rows that came from each rank; or False and
+        what ranks said of their sizes, which are other ones now, or False and None for the first
+        call of its kind.
     """
     if timeout is None:
         limit = session.config.timeout_s
     else:
         limit = session.refusing(lambda: session.limit(timeout))
     site = session.site()
-    found = session.fast.run_sized(*call, site, limit)
+    found = session.fast.run_sized(*call, site, limit, counted)
     if found is NotImplemented:
         return False, None
     return (False, found) if type(found) is bytes else (True, found)
@@ -63,4 +66,5 @@ def remember(session: Session, call: Sized, told: Told, made: Prepared) -> None:
         tell = gathers(session, call.kind, len(told.row)).runs
         move = session.remembered(made)
         kind = _TOLD.get(call.kind, 0)
-        session.fast.remember_sized(*call, tell, told.row, told.table, move, made.result, kind)
+        said = told.row, told.table
+        session.fast.remember_sized(*call, tell, *said, move, made.result, kind, session.rank)

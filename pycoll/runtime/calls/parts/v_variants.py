@@ -220,8 +220,8 @@ def gather(
     they are returned, too.
     """
     call = Sized(kind, x, out, "sum", root, None, ())
-    usual = known is expected is dtype_name and not counted  # all None
-    done, said = again(session, call, timeout) if usual else (False, None)
+    usual = known is expected is dtype_name  # all None
+    done, said = again(session, call, timeout, counted) if usual else (False, None)
     if done:
         return said
     where = _arrays(session, x, out)
@@ -339,8 +339,8 @@ def all_to_all(
     """
     kind = Kind.ALL_TO_ALL_V
     call = Sized(kind, x, out, "sum", 0, None, counts)
-    usual = expected is dtype_name and not known and not counted
-    done, said = again(session, call, timeout) if usual else (False, None)
+    usual = expected is dtype_name and not known
+    done, said = again(session, call, timeout, counted) if usual else (False, None)
     if done:
         return said
     where = _arrays(session, x, out)
