@@ -1,7 +1,5 @@
 #include "bindings/calls/dlpack.h"
 
-#include <pybind11/pybind11.h>
-
 #include "base/error.h"
 
 namespace py = pybind11;
@@ -144,17 +142,20 @@ std::optional<SeenTensor> see_tensor(PyObject* object) {
   return seen;
 }
 
+py::object storage_of(PyObject* tensor) {
+  static PyObject* const name = PyUnicode_InternFromString("untyped_storage");
+  auto storage = py::reinterpret_steal<py::object>(PyObject_CallMethodNoArgs(tensor, name));
+  if (storage) return storage;
+  if (PyErr_ExceptionMatches(PyExc_AttributeError) == 0) throw py::error_already_set();
+  PyErr_Clear();
+  return storage;
+}
+
 bool has_memory(PyObject* tensor, uint64_t nbytes, int itemsize) {
   static PyObject* const offset = PyUnicode_InternFromString("storage_offset");
-  static PyObject* const storage_of = PyUnicode_InternFromString("untyped_storage");
   static PyObject* const size = PyUnicode_InternFromString("nbytes");
-  const auto storage =
-      py::reinterpret_steal<py::object>(PyObject_CallMethodNoArgs(tensor, storage_of));
-  if (!storage) {
-    if (PyErr_ExceptionMatches(PyExc_AttributeError) == 0) throw py::error_already_set();
-    PyErr_Clear();
-    return true;
-  }
+  const py::object storage = storage_of(tensor);
+  if (!storage) return true;
   const uint64_t before = number_from(tensor, offset) * static_cast<uint64_t>(itemsize);
   return number_from(storage.ptr(), size) >= before + nbytes;
 }

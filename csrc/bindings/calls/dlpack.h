@@ -2,7 +2,7 @@
 // array libraries, without importing them. Layout of the structures: DLPack 1.x, dlpack.h.
 #pragma once
 
-#include <Python.h>
+#include <pybind11/pybind11.h>
 
 #include <cstdint>
 #include <memory>
@@ -40,6 +40,10 @@ struct SeenTensor {
 // Looks at a tensor whose type, not one that this is made from, has DLPack's C exchange API.
 // Nothing if it is no such tensor, or its library cannot show it.
 std::optional<SeenTensor> see_tensor(PyObject* object);
+
+// The storage of a tensor of PyTorch, which keeps its memory where it is, also when the tensor lets
+// go of it; null for those of other libraries. Throws what Python raises.
+pybind11::object storage_of(PyObject* tensor);
 
 // Whether the storage of a tensor of PyTorch reaches as far as its elements do, `nbytes` from the
 // first of them: it may have been shrunk, which its address does not tell. Other libraries have no

@@ -96,13 +96,13 @@ class Call {
  private:
   static PyObject* not_served() { return Py_NewRef(Py_NotImplemented); }
 
-  auto going(bool may_be_tensor = false) {
+  auto going() {
     return plain_message(state_.messages.types, args_[kData], false, args_[kTo], box_->world_size(),
-                         args_[kTag], may_be_tensor);
+                         args_[kTag]);
   }
-  auto coming(PyObject* tag, bool may_be_tensor = false) {
+  auto coming(PyObject* tag) {
     return plain_message(state_.messages.types, args_[kInto], true, args_[kFrom],
-                         box_->world_size(), tag, may_be_tensor);
+                         box_->world_size(), tag);
   }
   // Keeps the array of a message that comes where it is: it would be lost if another thread moved
   // the array back while it comes.
@@ -124,12 +124,12 @@ class Call {
   }
 
   PyObject* send(double limit_s) {
-    const auto m = going(true);
+    const auto m = going();
     return m ? send(*m, args_[kData], limit_s) : not_served();
   }
 
   PyObject* recv(double limit_s) {
-    const auto m = coming(args_[kTag], true);
+    const auto m = coming(args_[kTag]);
     if (!m) return not_served();
     const HoldOf hold = held(*m);
     return PyLong_FromUnsignedLong(moved(state_, nullptr, true, [&] {
@@ -145,8 +145,9 @@ class Call {
     const auto m = going();
     const Boxes boxes = state_.messages.boxes;
     const py::object work = state_.messages.work;  // as box_
-    return m ? new_work(state_, boxes, work, post(*m, args_[kData]), args_[kData], true)
-             : not_served();
+    if (!m) return not_served();
+    const py::object x = holder_of(args_[kData]);
+    return new_work(state_, boxes, work, post(*m, x.ptr()), x.ptr(), true);
   }
 
   PyObject* irecv() {
@@ -155,13 +156,14 @@ class Call {
     const py::object work = state_.messages.work;
     // Python code notes that the message may come into a registered array at any time.
     const Heap* const heap = state_.heap.get();
-    if (m && heap != nullptr && heap->is_aliased(m->data, m->nbytes)) return not_served();
-    return m ? new_work(state_, boxes, work, expect(*m), args_[kInto], false) : not_served();
+    if (!m || (heap != nullptr && heap->is_aliased(m->data, m->nbytes))) return not_served();
+    const py::object x = holder_of(args_[kInto]);
+    return new_work(state_, boxes, work, expect(*m), x.ptr(), false);
   }
 
   PyObject* sendrecv(double limit_s) {
-    const auto out = going(true);
-    const auto in = coming(args_[kTagInto] == Py_None ? args_[kTag] : args_[kTagInto], true);
+    const auto out = going();
+    const auto in = coming(args_[kTagInto] == Py_None ? args_[kTag] : args_[kTagInto]);
     if (!out || !in || out->data == in->data) return not_served();
     const HoldOf hold = held(*in);
     const uint64_t first = expect(*in);

@@ -3,6 +3,7 @@
 #include <pybind11/numpy.h>
 
 #include "bindings/calls/arguments.h"
+#include "bindings/calls/dlpack.h"
 
 namespace py = pybind11;
 namespace pycoll {
@@ -27,7 +28,7 @@ struct PlainMemory {
   py::object type;
 };
 
-std::optional<PlainMemory> plain_memory(PyObject* x, bool written, bool may_be_tensor) {
+std::optional<PlainMemory> plain_memory(PyObject* x, bool written) {
   if (const auto memory = stretch(x, written)) {
     const auto type = reinterpret_cast<PyObject*>(py::detail::array_proxy(x)->descr);
     return PlainMemory{reinterpret_cast<char*>(memory->first), memory->second,
@@ -35,7 +36,7 @@ std::optional<PlainMemory> plain_memory(PyObject* x, bool written, bool may_be_t
   }
   ArrayKey key;
   ArrayMemory memory;
-  if (!may_be_tensor || x == Py_None) return std::nullopt;
+  if (x == Py_None) return std::nullopt;
   const bool plain = describe_array(nullptr, x, written, key, memory) && !memory.scattered;
   if (!plain || key.element == 0) return std::nullopt;
   return PlainMemory{memory.data, memory.nbytes, py::int_(key.element)};
@@ -54,11 +55,10 @@ std::optional<int64_t> plain_rank_or_any(PyObject* x, uint32_t ranks) {
 std::optional<int64_t> plain_tag_or_any(PyObject* x) { return plain_number(x, kTags, true); }
 
 std::optional<PlainMessage> plain_message(const py::dict& types, PyObject* x, bool incoming,
-                                          PyObject* peer, uint32_t ranks, PyObject* tag,
-                                          bool may_be_tensor) {
+                                          PyObject* peer, uint32_t ranks, PyObject* tag) {
   const auto rank = incoming ? plain_rank_or_any(peer, ranks) : plain_rank(peer, ranks);
   const auto label = plain_tag(tag);
-  const auto memory = rank && label ? plain_memory(x, incoming, may_be_tensor) : std::nullopt;
+  const auto memory = rank && label ? plain_memory(x, incoming) : std::nullopt;
   if (!memory) return std::nullopt;
   PyObject* const number = PyDict_GetItemWithError(types.ptr(), memory->type.ptr());
   if (number == nullptr && PyErr_Occurred() != nullptr) throw py::error_already_set();
@@ -66,6 +66,11 @@ std::optional<PlainMessage> plain_message(const py::dict& types, PyObject* x, bo
   return PlainMessage{memory->data, memory->nbytes,
                       static_cast<uint32_t>(PyLong_AsUnsignedLong(number)),
                       static_cast<int32_t>(*rank), static_cast<uint32_t>(*label)};
+}
+
+py::object holder_of(PyObject* x) {
+  py::object storage = stretch(x, false) ? py::object() : storage_of(x);
+  return storage ? storage : py::reinterpret_borrow<py::object>(x);
 }
 
 py::object array_of(PyObject* x, const PlainMessage& m) {

@@ -26,11 +26,13 @@ struct PlainMessage {
   uint32_t tag;
 };
 
-// A message of a plain array of a known type, see MessagePath::types; or of a tensor, which only a
-// call may use that ends before it returns: the tensor may let go of its memory.
+// A message of a plain array or tensor of a known type, see MessagePath::types.
 std::optional<PlainMessage> plain_message(const pybind11::dict& types, PyObject* x, bool incoming,
-                                          PyObject* peer, uint32_t ranks, PyObject* tag,
-                                          bool may_be_tensor);
+                                          PyObject* peer, uint32_t ranks, PyObject* tag);
+
+// What keeps the memory of a message where it is: the array, or the storage of the tensor, which
+// may let go of it.
+pybind11::object holder_of(PyObject* x);
 
 // The array that is sent, or an array of the bytes of what else is.
 pybind11::object array_of(PyObject* x, const PlainMessage& m);

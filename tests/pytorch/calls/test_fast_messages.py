@@ -5,6 +5,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
+import pycoll  # noqa: E402
 from pycoll.errors import ArgumentError, MismatchError  # noqa: E402
 from pycoll.runtime.sessions.p2p import TaggedMessages  # noqa: E402
 from pycoll.testing import run_processes  # noqa: E402
@@ -27,7 +28,7 @@ def exchange(comm):
         for size in (1, 7, 1000, 70_000, 0, 600_000)[: 6 if dtype == torch.float32 else 5]:
             for turn in range(2):
                 sent, want = (tensor_of(dtype, size, r + turn) for r in (comm.rank, peer))
-                got, both = torch.empty_like(sent), torch.empty_like(sent)
+                got, both, later = (torch.empty_like(sent) for _ in range(3))
                 if comm.rank == 0:
                     comm.send(sent, 1, 3)
                     comm.recv(got, 1, 3)
@@ -35,9 +36,9 @@ def exchange(comm):
                     comm.recv(got, 0, 3)
                     comm.send(sent, 0, 3)
                 comm.sendrecv(sent, peer, both, peer)
-                same = [
-                    torch.equal(t.view(torch.uint8), want.view(torch.uint8)) for t in (got, both)
-                ]
+                pycoll.wait_all([comm.irecv(later, peer), comm.isend(sent, peer)])
+                results = got, both, later
+                same = [torch.equal(t.view(torch.uint8), want.view(torch.uint8)) for t in results]
                 wrong += [] if all(same) else [(dtype, size, turn, same)]
     return wrong
 
@@ -55,9 +56,28 @@ def test_they_take_no_python_code(monkeypatch):
             changed.setattr(TaggedMessages, "_to_receive", None)
             comm.send(2 * x, comm.rank)
             comm.recv(y, comm.rank)
+            comm.isend(y + x, comm.rank).wait()
+            comm.irecv(y, comm.rank).wait()
         return y.tolist()
 
-    assert run_processes(2, ranks) == [[2.0] * 9] * 2
+    assert run_processes(2, ranks) == [[3.0] * 9] * 2
+
+
+def test_tensors_that_let_go_of_their_memory():
+    def ranks(comm):
+        size, peer = 1 << 21, 1 - comm.rank
+        x, y = torch.full((size,), 1.0 + comm.rank), torch.empty(size)
+        comm.sendrecv(x[:1], comm.rank, y[:1], comm.rank)
+        whole = y.view(-1)  # another tensor of that memory
+        coming, going = comm.irecv(y, peer), comm.isend(x, peer)
+        for tensor in (x, y):
+            tensor.set_(torch.empty(0))
+        del x, y
+        others = [torch.zeros(size) for _ in range(8)]  # memory that is free is used again
+        pycoll.wait_all([coming, going])
+        return torch.equal(whole, torch.full((size,), 1.0 + peer)), [float(x.sum()) for x in others]
+
+    assert run_processes(2, ranks) == [(True, [0.0] * 8)] * 2
 
 
 def test_many_that_run_ahead_are_as_they_were():
