@@ -115,6 +115,7 @@ void bind_address_call(pybind11::module_& m);
 
 void bind_arrays(pybind11::module_& m);          // calls/arguments.cpp
 void bind_control(pybind11::module_& m);         // control.cpp
+void bind_atomics(pybind11::module_& m);         // atomics.cpp
 void bind_memory(pybind11::module_& m);          // memory.cpp
 void bind_kernels(pybind11::module_& m);         // kernels.cpp
 void bind_p2p(pybind11::module_& m);             // calls/p2p.cpp

@@ -142,6 +142,7 @@ PYBIND11_MODULE(_C, m) {
   bind_arrays(m);
   bind_memory(m);
   bind_kernels(m);
+  bind_atomics(m);
   bind_message_engine(m);
   m.def("sizes",
         [] { return py::make_tuple(sizeof(Instr), sizeof(Operand), kDTypeCount, kReduceOpCount); });

@@ -10,6 +10,7 @@ import numpy as np
 
 from pycoll.comm.memory import SymmetricMemory
 from pycoll.errors import ArgumentError
+from pycoll.runtime.arrays import atomics
 from pycoll.runtime.calls.methods import reports_misuse
 from pycoll.runtime.sessions.session import Session
 from pycoll.types import Kind
@@ -26,9 +27,8 @@ class Window:
 
     def __init__(self, heap: Any, local: np.ndarray, places: list[int]) -> None:
         """Take the addresses of the arrays in this process, by rank."""
-        self._heap = heap
         self.local = local
-        self._places = places
+        self._arrays: list[np.ndarray] = [_array_at(place, local, heap) for place in places]
 
     def at(self, rank: int) -> np.ndarray:
         """Return the array of a ``rank``, in its memory: reads and stores take effect there.
@@ -36,17 +36,58 @@ class Window:
         Raises:
             ArgumentError: If there is no such rank.
         """
-        if not isinstance(rank, (int, np.integer)) or not 0 <= rank < len(self._places):
-            raise ArgumentError(f"at({rank!r}): ranks are 0 to {len(self._places) - 1}")
-        local = self.local
-        memory: Any = (ctypes.c_char * local.nbytes).from_address(self._places[rank])
-        memory.heap = self._heap  # stays mapped while there are views
-        view: np.ndarray = np.frombuffer(memory, np.uint8).view(local.dtype).reshape(local.shape)
-        return view
+        ranks = len(self._arrays)
+        if not isinstance(rank, (int, np.integer)) or not 0 <= rank < ranks:
+            raise ArgumentError(f"at({rank!r}): ranks are 0 to {ranks - 1}")
+        found: np.ndarray = self._arrays[rank].view()
+        return found
+
+    def fetch_add(self, rank: int, where: Any, value: Any) -> Any:
+        """Add to elements of the array of a ``rank``; return what they were.
+
+        Each is added to in one step, whichever ranks add to it at the same time, and without a call
+        of that rank: a counter that all share, or a histogram. Between two fences an element that
+        ranks add to is read by ``fetch_add(rank, where, 0)``.
+
+        Args:
+            rank: Whose array.
+            where: Which elements, by integers and slices: ``3``, ``(0, 2)``, ``slice(2, 8)``.
+            value: A number, or an array of the shape of these elements.
+
+        Returns:
+            A number for one element, else an array. Sums of integers wrap; those of floats depend
+            on the order in which ranks come.
+
+        Raises:
+            ArgumentError: If there is no such rank or element, or the dtype is none of int32,
+                int64, uint32, uint64, float32 and float64.
+        """
+        return atomics.fetch_add(self.at(rank), where, value)
+
+    def compare_swap(self, rank: int, where: Any, expected: Any, value: Any) -> Any:
+        """Replace elements of the array of a ``rank`` if ``expected``; return what they were.
+
+        Each in one step, as in `fetch_add`. The rank that gets back what it has expected has
+        replaced it, and no other: so one rank of many takes a lock, or a task.
+
+        Args:
+            rank: Whose array, of integers.
+            where: See `fetch_add`.
+            expected: A number, or an array of the shape of these elements.
+            value: Likewise.
+
+        Returns:
+            A number for one element, else an array.
+
+        Raises:
+            ArgumentError: If there is no such rank or element, or the dtype is none of int32,
+                int64, uint32 and uint64.
+        """
+        return atomics.compare_swap(self.at(rank), where, expected, value)
 
     def __repr__(self) -> str:
         local = self.local
-        return f"<pycoll.Window of {len(self._places)} arrays {local.dtype}{list(local.shape)}>"
+        return f"<pycoll.Window of {len(self._arrays)} arrays {local.dtype}{list(local.shape)}>"
 
 
 class Windows(SymmetricMemory):
@@ -89,6 +130,13 @@ class Windows(SymmetricMemory):
         A collective, for what is done by `window`.
         """
         self._session.call(Kind.BARRIER, None, None, "sum", 0, None, None, timeout)
+
+
+def _array_at(place: int, like: np.ndarray, heap: Any) -> np.ndarray:
+    memory: Any = (ctypes.c_char * like.nbytes).from_address(place)
+    memory.heap = heap  # stays mapped while there are views
+    found: np.ndarray = np.frombuffer(memory, np.uint8).view(like.dtype).reshape(like.shape)
+    return found
 
 
 def _own(session: Session, x: np.ndarray) -> tuple[np.ndarray, int]:
