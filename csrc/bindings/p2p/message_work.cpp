@@ -64,10 +64,14 @@ void end(PyObject* self) {
   }
 }
 
-PyObject* refuse(const Message& message) {
-  raise_in_python(Error("ConcurrentUseError",
-                        "another thread waits for message " + std::to_string(message.ticket)));
+PyObject* raise(PyObject* error) {
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error)), error);
   return nullptr;
+}
+
+PyObject* refuse(const Message& message) {
+  const std::string text = "another thread waits for message " + std::to_string(message.ticket);
+  return raise(py::handle(message.session).attr("error")("ConcurrentUseError", text).ptr());
 }
 
 // A message that a thread waits for.
@@ -110,21 +114,41 @@ PyObject* begin_method(PyObject* self, PyObject* const* args, Py_ssize_t nargs) 
   });
 }
 
-PyObject* take_method(PyObject* self, PyObject* limit) {
+// Waits for a message that has not ended; false if another thread does.
+bool take(PyObject* self, double limit_s) {
+  Message& message = message_of(self);
+  if (message.awaited) return false;
+  const Awaited awaited(message);
+  if (const auto source = wait(message, limit_s)) {
+    if (!message.sends) Py_XSETREF(message.source, PyLong_FromUnsignedLong(*source));
+    end(self);
+  } else {
+    const py::error_already_set error;
+    py::handle(self).attr("_fail")(error.value());
+  }
+  return true;
+}
+
+double checked(PyObject* timeout) {
+  using namespace pybind11::literals;
+  const auto check = py::module_::import("pycoll.config").attr("check_timeout");
+  return check(py::handle(timeout), "zero"_a = true).cast<double>();
+}
+
+PyObject* wait_method(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* names) {
   return guarded([&]() -> PyObject* {
-    Message& message = message_of(self);
-    const double limit_s = limit == Py_None ? message.limit_s : py::handle(limit).cast<double>();
-    if (message.ended) Py_RETURN_NONE;
-    if (message.awaited) return refuse(message);
-    const Awaited awaited(message);
-    if (const auto source = wait(message, limit_s)) {
-      if (!message.sends) Py_XSETREF(message.source, PyLong_FromUnsignedLong(*source));
-      end(self);
-    } else {
-      const py::error_already_set error;
-      py::handle(self).attr("_fail")(error.value());
+    const Py_ssize_t named = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
+    if (nargs + named > 1) throw py::type_error("wait() takes one argument, timeout");
+    if (named == 1 &&
+        PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, 0), "timeout") != 0) {
+      throw py::type_error("wait() takes one argument, timeout");
     }
-    Py_RETURN_NONE;
+    const Message& message = message_of(self);
+    const bool limited = nargs + named == 1 && args[0] != Py_None;
+    const double limit_s = limited ? checked(args[0]) : message.limit_s;
+    if (!message.ended && !take(self, limit_s)) return refuse(message);
+    if (message.error != nullptr && message.error != Py_None) return raise(message.error);
+    return Py_NewRef(message.source == nullptr ? Py_None : message.source);
   });
 }
 
@@ -150,6 +174,22 @@ PyObject* close_method(PyObject* self, PyObject*) {
   message_of(self).boxes = {};
   Py_RETURN_NONE;
 }
+
+constexpr char kWait[] =
+    "wait($self, /, timeout=None)\n--\n\n"
+    R"(Wait for the message.
+
+Args:
+    timeout: Seconds; by default those of the communicator.
+
+Returns:
+    The rank that sent it, or None for a message that was sent.
+
+Raises:
+    ArgumentError: If ``timeout`` is no number of seconds, 0 or more.
+    CollTimeout: If it is not done in time; it goes on and may be waited for again.
+    CollError: What the blocking call would have raised.
+)";
 
 int traverse(PyObject* self, visitproc visit, void* arg) {
   const Message& message = message_of(self);
@@ -214,7 +254,8 @@ void add_message_work(py::module_& m) {
   static PyMethodDef methods[] = {
       {"_begin", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(begin_method)),
        METH_FASTCALL, nullptr},
-      {"_take", take_method, METH_O, nullptr},
+      {"wait", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(wait_method)),
+       METH_FASTCALL | METH_KEYWORDS, kWait},
       {"_end", end_method, METH_NOARGS, nullptr},
       {"_take_back", take_back_method, METH_NOARGS, nullptr},
       {"_close", close_method, METH_NOARGS, nullptr},

@@ -5,12 +5,12 @@
 // holds on to a message in the postbox, and to its array, until it has ended: it is in the set
 // session.under_way. One that has not begun has been sent.
 //
-//   message._take(limit_s)   waits for it, by default as long as _begin has said
+//   message.wait(timeout)    waits for it, by default as long as _begin has said
 //   message._end()           lets go of it
 //   message._take_back()     likewise, if no thread waits for it, and returns its array
 //   message._close()         lets go of the postbox: a wait fails
 //
-// One thread at a time waits. If that fails, _take calls message._fail(error), a method in Python,
+// One thread at a time waits. If that fails, wait calls message._fail(error), a method in Python,
 // before another thread may.
 //
 // The attributes are _session, _memory, _ticket, sends, _ended, _source, the rank from which it has

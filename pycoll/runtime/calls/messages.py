@@ -38,7 +38,7 @@ if TYPE_CHECKING:
         _memory: Any
 
         def _begin(self, *what: Any) -> None: ...
-        def _take(self, limit: float | None) -> None: ...
+        def wait(self, timeout: float | None = None) -> Any: ...
         def _end(self) -> None: ...
         def _take_back(self) -> Any: ...
         def _close(self) -> None: ...
@@ -80,30 +80,6 @@ class MessageWork(_Message, Work):
         except _C.EngineError:  # the communicator has failed; a wait says why
             return True
 
-    def wait(self, timeout: float | None = None) -> Any:
-        """Wait for the message.
-
-        Args:
-            timeout: Seconds; by default those of the communicator.
-
-        Returns:
-            The rank that sent it, or None for a message that was sent.
-
-        Raises:
-            ArgumentError: If ``timeout`` is no number of seconds, 0 or more.
-            CollTimeout: If it is not done in time; it goes on and may be waited for again.
-            CollError: What the blocking call would have raised.
-        """
-        limit = None if timeout is None else check_timeout(timeout, zero=True)
-        if not self._ended:
-            try:
-                self._take(limit)
-            except _C.EngineError as error:  # another thread waits
-                raise self._session.error(*error.args) from None
-        if self._error is not None:
-            raise self._error
-        return self._source
-
     def _fail(self, error: BaseException) -> None:
         """Keep what the message has ended with; raise what has ended only this wait."""
         try:
@@ -127,7 +103,7 @@ class MessageWork(_Message, Work):
         """
         if self._ended:
             return False
-        postbox, memory = self._session.postbox(), self._session.guard(self._take_back)
+        postbox, memory = self._session.postbox(), self._take_back()
         expected: bool = postbox.forget(self._ticket)
         del memory  # nothing comes into it any more
         return expected
@@ -140,7 +116,7 @@ class MessageWork(_Message, Work):
             ConcurrentUseError: If another thread waits for it.
         """
         if not self._ended:
-            memory = self._session.guard(self._take_back)
+            memory = self._take_back()
             self._session.end_send(self._ticket, memory)
 
 
