@@ -6,6 +6,7 @@ The numbers of `DType` and `ReduceOp` are the ones in ``csrc/base/types.h``; a t
 from __future__ import annotations
 
 import functools
+import re
 import zlib
 from enum import IntEnum
 
@@ -52,7 +53,7 @@ ML_DTYPES = {
 }
 """Types that NumPy has from the package ml_dtypes only, by their names there."""
 
-_NAMED = (*(dtype.name.lower() for dtype in DType), "complex64", "complex128")
+_NAMED = (*(dtype.name.lower() for dtype in DType), "complex64", "complex128", "object")
 _LOW, _HIGH = 0x100 - 32, 0x100  # values that the two bytes of a digest can have
 _UNITS = "Y M W D h m s ms us ns ps fs as".split()  # of dates and times
 _LONGEST_TEXT = 32  # characters, of the types of texts that errors name
@@ -88,7 +89,7 @@ def type_name(code: int) -> str:
 @functools.cache
 def _only_moved() -> dict[int, str]:
     """Return names of types that can only be moved, by their codes."""
-    names = ["object", "float128", "complex256"]
+    names = ["float128", "complex256"]
     names += [f"{kind}[{unit}]" for unit in _UNITS for kind in ("datetime64", "timedelta64")]
     for length in range(1, _LONGEST_TEXT + 1):
         names += [f"str{32 * length}", f"bytes{8 * length}"]
@@ -131,6 +132,7 @@ _ELSEWHERE = {  # what other libraries call them
         "multiply": "prod",
     },
     **{"*": "prod", "all": "and", "&": "and", "any": "or", "|": "or", "^": "xor"},
+    **{"product": "prod", "minimum": "min", "maximum": "max", "lor": "or", "bor": "or"},
 }
 _WITH_RANKS = {"maxloc": "maxloc", "argmax": "maxloc", "minloc": "minloc", "argmin": "minloc"}
 
@@ -155,10 +157,11 @@ def reduce_op(name: object) -> ReduceOp:
         raise ArgumentError("op is an array; pass the array for the result by name, as out=")
     import difflib  # takes long, and seldom is a name unknown
 
-    word = str(name).rpartition(".")[2].lower()
+    word = re.sub("^(mpi|logical|bitwise)_", "", str(name).rpartition(".")[2].lower())
     if call := _WITH_RANKS.get(word):
         raise ArgumentError(f"op={name!r} is a call of its own: comm.{call}(x)")
-    close = [_ELSEWHERE[word]] if word in _ELSEWHERE else difflib.get_close_matches(word, _OPS, n=1)
+    word = _ELSEWHERE.get(word, word)
+    close = difflib.get_close_matches(word, _OPS, n=1, cutoff=0.75)  # "norm" is not "or"
     hint = f"; did you mean {close[0]!r}?" if close else ""
     hint = "; a root goes by name, as in root=0" if isinstance(name, int) else hint
     raise ArgumentError(

@@ -52,6 +52,9 @@ bool fold_supports(DType dtype, ReduceOp op);
 
 size_t itemsize(DType dtype);
 
+// Of messages that are Python objects, packed.
+inline constexpr uint32_t kObjectType = 17;
+
 // What the number that travels with a message stands for; as type_name of pycoll/types.py.
 std::string type_name(uint32_t code);
 

@@ -12,6 +12,11 @@ namespace {
 constexpr uint64_t kReportLimitNs = 1'000'000'000;  // how long to wait for another's report
 constexpr uint64_t kOthersLimitNs = 200'000'000;    // how long a report waits for others to enter
 
+std::string in_words(const MessageKind& kind) {
+  if (kind.type == kObjectType) return "an object";
+  return std::to_string(kind.nbytes) + " bytes of " + type_name(kind.type);
+}
+
 const char* headline(Cause cause) {
   switch (cause) {
     case Cause::kMismatch:
@@ -68,13 +73,10 @@ void throw_nothing_came(uint32_t rank, int32_t src, uint32_t tag, double timeout
 
 void throw_mismatch(uint32_t rank, uint32_t tag, const MessageKind& expected, uint32_t src,
                     const MessageKind& sent) {
-  constexpr auto kBytes = uint32_t(DType::kUInt8);
-  const bool object = (expected.type == kBytes) != (sent.type == kBytes);  // by all appearances
-  throw_error("MismatchError", "recv on rank ", rank, " (tag ", tag, ") expects ", expected.nbytes,
-              " bytes of ", type_name(expected.type), "; rank ", src, " sent ", sent.nbytes,
-              " bytes of ", type_name(sent.type),
-              ". The message is kept: receive it into a fitting array",
-              object ? "; objects travel as uint8: send_object goes with recv_object" : "");
+  throw_error("MismatchError", "recv on rank ", rank, " (tag ", tag, ") expects ",
+              in_words(expected), "; rank ", src, " sent ", in_words(sent),
+              ". The message is kept: receive it ",
+              sent.type == kObjectType ? "with recv_object" : "into a fitting array");
 }
 
 const char* closed_text(int32_t rank) {

@@ -78,7 +78,7 @@ class Objects(Messages):
         self, x: Any, dst: int, tag: int = 0, *, pickle: bool = False, timeout: float | None = None
     ) -> None:
         """Send an object to one rank, which receives it with `recv_object`; see `send`."""
-        self.send(object_messages.as_bytes(x, pickle), dst, tag, timeout=timeout)
+        object_messages.send(self._session, x, dst, tag, pickle, timeout)
 
     @message
     def recv_object(
@@ -89,12 +89,16 @@ class Objects(Messages):
         pickle: bool = False,
         timeout: float | None = None,
     ) -> Any:
-        """Receive the next object with this tag, and return it; see `recv`."""
+        """Receive the next object with this tag, and return it; see `recv`.
+
+        Raises:
+            MismatchError: If the next message is an array, of `send`; it stays.
+        """
         return object_messages.recv(self._session, src, tag, pickle, timeout)
 
     def isend_object(self, x: Any, dst: int, tag: int = 0, *, pickle: bool = False) -> Work:
         """Send an object in the background, as it is now; see `isend`."""
-        return self.isend(object_messages.as_bytes(x, pickle), dst, tag)
+        return object_messages.isend(self._session, x, dst, tag, pickle)
 
     def irecv_object(self, src: int = ANY, tag: int = 0, *, pickle: bool = False) -> Work:
         """Receive an object in the background: `Work.wait` returns it.

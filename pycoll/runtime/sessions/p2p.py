@@ -26,6 +26,7 @@ from pycoll.runtime.calls.message_ends import ANY, MessageEnds, is_integer
 from pycoll.runtime.calls.messages import MessageInfo, MessageWork
 from pycoll.runtime.calls.parts.encoding import pack, unpack
 from pycoll.runtime.sessions.reports import what_others_do
+from pycoll.types import type_code
 
 _MOST_CODES = 256
 _MOST_AHEAD, _SMALL = 4096, 16 << 10  # messages that wait for room, and bytes of one
@@ -33,7 +34,7 @@ _PATIENCE_S = 1e-4  # until the first is among them
 _CODES: dict[np.dtype | int, int] = {}
 """The element types of what was sent or received, and their numbers: of NumPy arrays by dtype, of
 tensors by `_C.element`."""
-_BYTES = view(np.empty(0, np.uint8), "x").code
+_OBJECT = type_code("object")
 
 
 class TaggedMessages(MessageEnds):
@@ -57,7 +58,7 @@ class TaggedMessages(MessageEnds):
     def serve_messages(self, quickly: bool) -> None:
         """Let messages go without Python code where they can, or not, as a trace needs it."""
         box = self._postbox if quickly else None
-        objects = pack, unpack, _BYTES, self.object_receives
+        objects = pack, unpack, _OBJECT, self.object_receives
         self.fast.use_messages(box, _CODES, MessageWork, self.config.timeout_s, objects)
 
     def send(self, x: Any, dst: int, tag: int, timeout: float | None) -> None:
@@ -100,6 +101,10 @@ class TaggedMessages(MessageEnds):
     def isend(self, x: Any, dst: int, tag: int) -> MessageWork:
         """See `pycoll.Communicator.isend`."""
         x, *message = self._to_send(x, dst, tag)
+        return self.begin(x, message)
+
+    def begin(self, x: Any, message: Sequence[int]) -> MessageWork:
+        """Send an array in the background: address, bytes, type, rank and tag."""
         return MessageWork(self, self._post(message), x, True)
 
     def irecv(self, x: Any, src: int, tag: int) -> MessageWork:
@@ -175,7 +180,7 @@ class TaggedMessages(MessageEnds):
     def take_bytes(self, src: int, tag: int, limit: float) -> tuple[bytes, int]:
         """Receive the next bytes, however many; return them and the sender."""
         box, ends = self.postbox(), self._from(src, tag)
-        found: tuple[bytes, int] | None = self.messaging(box.take_bytes, _BYTES, *ends, limit)
+        found: tuple[bytes, int] | None = self.messaging(box.take_bytes, _OBJECT, *ends, limit)
         return self.nothing_came("recv_object", src, limit) if found is None else found
 
     def _from(self, src: int, tag: int) -> tuple[int, int]:
@@ -295,6 +300,11 @@ class TaggedMessages(MessageEnds):
             plain = ArrayView(x, source.dtype, source.name, x).pointer, x.nbytes
         self._check_dst(dst)
         return x, *plain, code, dst, self._tag(tag)
+
+    def packed_to_send(self, data: bytes, dst: int, tag: int) -> tuple[Any, ...]:
+        """Return likewise what sends an object, from its bytes."""
+        x, *where, _, dst, tag = self._to_send(np.frombuffer(data, np.uint8), dst, tag)
+        return x, *where, _OBJECT, dst, tag
 
     def _to_receive(self, x: Any, src: int, tag: int) -> tuple[int, ...]:
         """Return what the engine needs to know of an array that is to be filled."""

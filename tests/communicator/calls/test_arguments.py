@@ -45,6 +45,8 @@ BAD = {
         lambda c: c.reduce_scatter_v(F, [len(F), *[0] * (c.world_size - 1)], "Max"),
         r"op='Max'.*did you mean 'max'",
     ),
+    "op of another library": (lambda c: c.all_reduce(F, "MPI_BOR"), r"did you mean 'or'\?$"),
+    "op that is not near": (lambda c: c.all_reduce(F, "norm"), r"functions of two arrays$"),
     "op by its sign": (lambda c: c.all_reduce(F, "+"), r"op='\+'.*did you mean 'sum'"),
     "op of Python": (lambda c: c.all_reduce(F, sum), r"function sum>: pass .*, op='sum'$"),
     "op of NumPy": (lambda c: c.reduce(F, np.mean), r"pass the name .*, op='avg'$"),

@@ -178,7 +178,7 @@ def test_sent_and_received_in_the_extension(monkeypatch):
         return True
 
     monkeypatch.setattr(object_messages, "recv", None)
-    monkeypatch.setattr(object_messages, "as_bytes", None)
+    monkeypatch.setattr(object_messages, "send", None)
     assert run_threads(2, ranks) == [True, True]
 
 
@@ -205,6 +205,36 @@ def test_what_an_object_does_while_it_is_packed(run):
         return None
 
     assert run(2, ranks) == [None, ["inner", "None", "after it"]]
+
+
+@pytest.mark.parametrize("data", [[0xC0], [ord("m"), 4], [], range(5)])
+def test_bytes_are_not_taken_for_an_object_nor_an_object_for_bytes(run, data):
+    sent = np.array(data, np.uint8)
+
+    def ranks(comm):
+        if comm.rank == 1:
+            comm.send(sent, 0)
+            comm.send_object("an object", 0)
+            comm.isend_object("another", 0).wait()
+            return True
+        for receive in (comm.recv_object, lambda: comm.irecv_object().wait()):
+            with pytest.raises(
+                MismatchError, match=r"expects an object; .* bytes of uint8\. The m"
+            ):
+                receive()
+        came = np.full_like(sent, 255)
+        assert comm.recv(came) == 1  # it was kept
+        assert came.tolist() == [*data]
+        for _ in range(2):
+            room = np.zeros(comm.probe().nbytes, np.uint8)
+            with pytest.raises(
+                MismatchError, match=r"sent an object\. .* receive it with recv_obj"
+            ):
+                comm.recv(room)
+            assert comm.recv_object() in ("an object", "another")
+        return True
+
+    assert run(2, ranks) == [True, True]
 
 
 def test_errors_are_those_of_messages_of_arrays(run):

@@ -6,8 +6,6 @@ import itertools
 import time
 from typing import Any
 
-import numpy as np
-
 from pycoll.config import check_timeout
 from pycoll.errors import CollError, CollTimeout, ConcurrentUseError
 from pycoll.runtime.calls.message_ends import ANY
@@ -19,9 +17,17 @@ from pycoll.runtime.sessions.session import Session
 _NUMBERS = itertools.count()
 
 
-def as_bytes(x: Any, pickle: bool) -> np.ndarray:
-    """Return what `Communicator.send_object` sends."""
-    return np.frombuffer(pack(x, pickle), np.uint8)
+def send(session: Session, x: Any, dst: int, tag: int, pickle: bool, timeout: float | None) -> None:
+    """See `Communicator.send_object`."""
+    limit = session.limit(timeout)
+    data, *message = session.packed_to_send(pack(x, pickle), dst, tag)
+    session.deliver(data, message, limit)
+
+
+def isend(session: Session, x: Any, dst: int, tag: int, pickle: bool) -> Work:
+    """See `Communicator.isend_object`."""
+    data, *message = session.packed_to_send(pack(x, pickle), dst, tag)
+    return session.begin(data, message)
 
 
 def recv(session: Session, src: int, tag: int, pickle: bool, timeout: float | None) -> Any:
