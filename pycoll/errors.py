@@ -72,6 +72,14 @@ def sendable(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
+def cut(text: str, most_bytes: int) -> str:
+    """Return a text that has room in so many bytes; one that is too long ends in " [...]"."""
+    data = sendable(text).encode()
+    if len(data) <= most_bytes:
+        return data.decode()
+    return data[: most_bytes - 6].decode(errors="ignore") + " [...]"
+
+
 def kind_of(x: object) -> str:
     """Return the type of an object in words: "an int"."""
     name = type(x).__name__

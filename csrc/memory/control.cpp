@@ -164,12 +164,14 @@ bool leave_absence(int fd, uint32_t rank, std::string_view text) {
 void seal_size(int fd) { fcntl(fd, F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL); }
 
 void store_text(char* field, size_t field_bytes, std::string_view text) {
-  size_t n = std::min(text.size(), field_bytes - 1);
-  if (n < text.size()) {
+  const std::string_view end = text.size() < field_bytes ? "" : " [...]";
+  size_t n = std::min(text.size(), field_bytes - 1 - end.size());
+  if (!end.empty()) {
     while (n > 0 && (static_cast<unsigned char>(text[n]) & 0xC0) == 0x80) --n;
   }
   if (n > 0) std::memcpy(field, text.data(), n);  // an empty text may have no address
-  field[n] = '\0';
+  std::memcpy(field + n, end.data(), end.size());
+  field[n + end.size()] = '\0';
 }
 
 uint64_t ControlSegment::bytes(const Geometry& geometry) { return Parts(checked(geometry)).end; }

@@ -285,7 +285,8 @@ class ControlSegment {
 // Forbids to resize the file from now on; no effect on a file that cannot be sealed.
 void seal_size(int fd);
 
-// Copies text into a fixed field: cut to fit at a UTF-8 boundary, zero-terminated.
+// Copies text into a fixed field, zero-terminated: one that does not fit is cut at a UTF-8 boundary
+// and ends in " [...]"; as `cut` of pycoll/errors.py.
 void store_text(char* field, size_t field_bytes, std::string_view text);
 
 }  // namespace pycoll

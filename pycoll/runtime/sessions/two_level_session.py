@@ -21,7 +21,7 @@ from pycoll.errors import (
     ForkedError,
     PeerRejected,
     Revoked,
-    sendable,
+    cut,
 )
 from pycoll.runtime.arrays.symmetric_memory import Memory
 from pycoll.runtime.calls.plans import CallSpec
@@ -45,11 +45,6 @@ _MOST_OF_LEAVING = 255  # bytes; kTextBytes of csrc/memory/control.h, but for th
 _MOST_OF_REFUSAL = 400  # bytes; kRefusalBytes, but for the ranks that pass it on, named before it
 _ALONE = (PeerRejected, ArgumentError, CommClosed, ConcurrentUseError, ForkedError)
 """Errors that leave a communicator as it is."""
-
-
-def _cut(text: str, most_bytes: int) -> str:
-    """Cut a text to what shared memory has room for, so that it is the same on every rank."""
-    return sendable(text).encode()[:most_bytes].decode(errors="ignore")
 
 
 class NodeSession(Session):
@@ -236,7 +231,7 @@ class TwoLevelSession(MpiSession):
             raise
 
     def _refuse(self, text: str) -> None:
-        text = _cut(text, _MOST_OF_REFUSAL)
+        text = cut(text, _MOST_OF_REFUSAL)
         self.settle()  # the calls before this one come first
         self.node.guard(self.node.engine.refuse, text, 0)  # first: they then listen to MPI
         super()._refuse(text)
@@ -290,7 +285,7 @@ class TwoLevelSession(MpiSession):
     def leave(self, reason: BaseException | str) -> None:
         """Tell the peers why this rank leaves; those elsewhere no more than those of this host."""
         text = why_left(reason) if isinstance(reason, BaseException) else reason
-        text = _cut(text, _MOST_OF_LEAVING)
+        text = cut(text, _MOST_OF_LEAVING)
         super().leave(text)
         self.node.leave(text)
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pycoll.errors import ArgumentError, TransportError
+from pycoll.errors import ArgumentError, TransportError, cut
 from pycoll.runtime.startup.bootstrap import adopt, make_memfd
 
 CARD_BYTES = 512
@@ -176,7 +176,7 @@ def share(exchange: Exchange, rank: int, hosts: tuple[int, ...], pids: Sequence[
     mates = [r for r, host in enumerate(hosts) if host == hosts[rank]]
     leads = mates[0] == rank and len(mates) > 1
     own, why = _make() if leads else ((-1, -1), "")
-    rows = exchange(f"{own[0]} {own[1]} {why}".encode()[:CARD_BYTES])
+    rows = exchange(cut(f"{own[0]} {own[1]} {why}", CARD_BYTES).encode())
     texts = [row.rstrip(b"\0").decode(errors="ignore").split(" ", 2) for row in rows]
     if failures := [f"rank {r} cannot join: {why}" for r, (_, _, why) in enumerate(texts) if why]:
         Shared(hosts, *own).close()

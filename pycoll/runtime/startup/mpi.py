@@ -15,7 +15,7 @@ import numpy as np
 
 from pycoll import _C
 from pycoll.config import Config, environment
-from pycoll.errors import ArgumentError, TransportError
+from pycoll.errors import ArgumentError, TransportError, cut
 from pycoll.runtime.arrays.symmetric_memory import Memory
 from pycoll.runtime.selection.topology import Topology
 from pycoll.runtime.sessions.message_session import MpiJob, MpiSession
@@ -193,7 +193,7 @@ def _join(
     config: Config | ArgumentError,
     hosts: Sequence[int] | None,
 ) -> Session:
-    tell = lambda text: _texts(exchange(text.encode()[:CARD_BYTES]))  # noqa: E731
+    tell = lambda text: _texts(exchange(cut(text, CARD_BYTES).encode()))  # noqa: E731
     card = make_everywhere(Card.own, tell, undo=None)
     cards = [Card.unpack(row) for row in exchange(card.pack())]
     config = _agree_on(exchange, config)
@@ -287,7 +287,7 @@ def _texts(rows: list[bytes]) -> list[str]:
 def _agree_on(exchange: Exchange, config: Config | ArgumentError) -> Config:
     """Return the settings if all ranks have the same, and none of them is wrong."""
     own = f"!{config}" if isinstance(config, ArgumentError) else repr(config)
-    texts = _texts(exchange(own.encode()[:CARD_BYTES]))
+    texts = _texts(exchange(cut(own, CARD_BYTES).encode()))
     bad = [f"rank {r}: {text[1:]}" for r, text in enumerate(texts) if text.startswith("!")]
     if bad or isinstance(config, ArgumentError):
         raise ArgumentError("; ".join(bad))

@@ -61,6 +61,38 @@ def test_any_exception_reaches_the_peers(run, text):
     assert run(2, rank) == [2.0, 2.0]
 
 
+def test_a_text_that_is_too_long_shows_that_it_was_cut(run):
+    def rank(comm):
+        twin = comm.dup()
+        for call, error in ((twin, PeerLeft), (comm, PeerRejected)):
+            if comm.rank == 0:
+                with pytest.raises(ValueError, match="the end"):
+                    _raise_in(
+                        call, ValueError("cut \u20ac" + 200 * "\u20ac" + "the end"), call is comm
+                    )
+            else:
+                with pytest.raises(error, match=r"cut \u20ac+ \[\.\.\.\]") as found:
+                    call.all_reduce(X)
+                assert "the end" not in str(found.value)
+        return float(comm.all_reduce(X)[0])
+
+    assert run(2, rank) == [2.0, 2.0]
+
+
+def _raise_in(comm, error, inside):
+    """Leave a communicator by an exception, or raise it while an argument of a call is read."""
+
+    class Array:
+        @property
+        def __array_interface__(self):
+            raise error
+
+    if inside:
+        comm.all_reduce(Array())
+    with comm:
+        raise error
+
+
 @pytest.mark.parametrize("name", ["pycollage", None])
 def test_call_sites_in_modules_of_any_name_and_file(name):
     code = compile("comm.all_reduce(x)", "caf\udce9.py", "exec")
