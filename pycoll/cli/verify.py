@@ -39,6 +39,7 @@ from pycoll.schedule.proof.verify import Proof, prove
 ALL_ROOTS = 8  # worlds up to this size are proven for every root
 MOST_RANKS = 1 << 16
 MUTANT_WORLDS = "2..5,8"
+_SILENCE_S = 5.0  # the longest, where progress goes to a pipe or a file
 Task = tuple[str, int]  # name for `lookup`; world size
 
 
@@ -262,8 +263,8 @@ def _mutate(args: argparse.Namespace, tasks: list[Task]) -> int:
 
 
 def _spread(work: Callable, tasks: list[Task], jobs: int, verb: str) -> Iterator[Any]:
-    """Do the work in some processes, and show how far it is on a terminal."""
-    live = sys.stderr.isatty()
+    """Do the work in some processes, and show how far it is: in a line, or now and then in one."""
+    live, told = sys.stderr.isatty(), time.monotonic()
     others = set(multiprocessing.active_children())
     forking = multiprocessing.get_context("fork")  # also from Python 3.14 on: nothing stays behind
     pool = ProcessPoolExecutor(min(jobs, len(tasks)), forking, _begin, (os.getpid(),))
@@ -273,9 +274,12 @@ def _spread(work: Callable, tasks: list[Task], jobs: int, verb: str) -> Iterator
             results.append(pool.submit(work, task))
         for i, result in enumerate(as_completed(results), 1):
             found = result.result()
+            progress = f"{i}/{len(tasks)} {verb}  " + "{}, n={}".format(*found[0])[:48].ljust(48)
             if live:
-                title = "{}, n={}".format(*found[0])
-                print(f"\r{i}/{len(tasks)} {verb}  {title:48.48}", end="", file=sys.stderr)
+                print(f"\r{progress}", end="", file=sys.stderr)
+            elif time.monotonic() - told >= _SILENCE_S:
+                print(progress.rstrip(), file=sys.stderr, flush=True)
+                told = time.monotonic()
             yield found
     except BrokenProcessPool:
         raise ScheduleError(_at_work(tasks, results, jobs)) from None

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pycoll.cli import main
+from pycoll.cli import main, verify
 from pycoll.cli.verify import parse_worlds
 
 
@@ -34,6 +34,16 @@ def test_world_sizes(text, worlds):
 def test_what_is_no_list_of_world_sizes(capsys, text):
     assert main(["verify", "ring", "-n", text]) == 2
     assert f"{text!r} is no list of world sizes; write" in capsys.readouterr().err
+
+
+def test_in_a_pipe_it_says_now_and_then_how_far_it_is(capsys, monkeypatch):
+    words = ["verify", "all_reduce/ring", "-n", "2..4"]
+    assert main(words) == 0
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(verify, "_SILENCE_S", 0)
+    assert main(words) == 0
+    told = capsys.readouterr().err.splitlines()
+    assert [line[:13] for line in told] == [f"{i}/3 proven  a" for i in (1, 2, 3)]
 
 
 def test_proofs_are_written_where_they_can_be(capsys, tmp_path):

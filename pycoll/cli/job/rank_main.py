@@ -26,6 +26,7 @@ from importlib.machinery import SourceFileLoader
 from types import CodeType, ModuleType, TracebackType
 
 PR_SET_PDEATHSIG = 1
+OF_TEXT = "<string>"  # what Python calls the file of a program that is a text
 MOST_OF_A_LINE = 1 << 16  # bytes that wait for its end
 _WITH_NAMES = AttributeError, TypeError, ImportError, ValueError
 PACKAGE = os.path.abspath(os.path.join(__file__, *[os.pardir] * 3)) + os.sep
@@ -105,7 +106,7 @@ def load(command: list[str]) -> tuple[CodeType, ModuleType]:
         sys.path[0] = "" if is_text else os.getcwd() if is_module else script
     if is_text:
         text = sys.argv.pop(1)
-        return compile(text, "<string>", "exec", dont_inherit=True), ModuleType("__main__")
+        return compile(text, OF_TEXT, "exec", dont_inherit=True), ModuleType("__main__")
     return _load_module(sys.argv[0]) if is_module else _load_script(sys.argv[0])
 
 
@@ -233,13 +234,21 @@ def one_line(value: BaseException) -> str:
     import sysconfig  # takes its time, and few programs fail
 
     others = (PACKAGE, *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
-    frames = traceback.extract_tb(value.__traceback__)
+    frames = [
+        (frame.f_code.co_filename, line, frame.f_globals.get("__name__"))
+        for frame, line in traceback.walk_tb(value.__traceback__)
+    ]
     for hidden in (others, PACKAGE):  # the program may be installed itself
-        own = [f for f in frames if f.filename[:1] == "/" and not f.filename.startswith(hidden)]
+        own = [
+            (file, line, name)
+            for file, line, name in frames
+            if (file[:1] == "/" and not file.startswith(hidden))
+            or (file == OF_TEXT and name == "__main__")
+        ]
         if own:
             break
     frames = own or frames
-    return f"{text} ({frames[-1].filename}:{frames[-1].lineno})" if frames else text
+    return f"{text} ({frames[-1][0]}:{frames[-1][1]})" if frames else text
 
 
 if __name__ == "__main__":

@@ -167,6 +167,10 @@ def test_python_with_a_module_a_script_or_a_text_that_fails(jobs):
     done = jobs.run("-n", "2", sys.executable, "-c", "raise ValueError('why')")
     assert "ValueError: why" in done.stderr
     assert "<string>" in done.stderr
+    text = "import pycoll; comm = pycoll.init()\ncomm.rank and exit('why')\ncomm.barrier()"
+    done = jobs.run("-n", "2", "-c", text)
+    assert "rank 0: PeerLeft: " in done.stderr
+    assert done.stderr.splitlines()[-2].endswith("(<string>:3)")  # no line of pycoll
 
 
 def test_the_largest_job_is_that_of_the_engine():
