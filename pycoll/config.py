@@ -216,14 +216,15 @@ def check_timeout(timeout: Any, *, zero: bool = False) -> float:
     """Return the seconds that a call, or a wait, may take; infinity stands for `FOREVER_S`.
 
     Args:
-        timeout: A number; a text is none, even if it spells one.
+        timeout: A number; a bool is none, nor a text, even if it spells one.
         zero: Whether 0 is one, too: not to wait at all.
 
     Raises:
         ArgumentError: If it is no such number.
     """
     try:
-        seconds = float("nan" if isinstance(timeout, str | bytes | bytearray) else timeout)
+        wrong = isinstance(timeout, str | bytes | bytearray | bool)
+        seconds = float("nan" if wrong else timeout)
     except (TypeError, ValueError, OverflowError):
         seconds = float("nan")
     if not (seconds >= 0 if zero else seconds > 0):

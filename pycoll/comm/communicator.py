@@ -87,6 +87,11 @@ class Communicator(
         session.can_shrink = session.control is not None
         attach(session, call_marks)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not name.startswith("_") and not hasattr(type(self), name):
+            getattr(self, name)  # which says what it is called
+        super().__setattr__(name, value)
+
     def _closed(self) -> NoReturn:
         raise CommClosed(self._session.closed_because)
 

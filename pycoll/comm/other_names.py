@@ -6,6 +6,7 @@ import re
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
+from pycoll.runtime.calls.other_arguments import LATER, explained
 from pycoll.runtime.calls.work import Work
 
 _NAMES = {  # without capitals and underscores; other spellings of our own names need no line
@@ -54,19 +55,12 @@ _NAMES = {  # without capitals and underscores; other spellings of our own names
     "disconnect": "close",
     "shutdown": "close",
     "destroyprocessgroup": "close",
-}
-_LATER = (  # what takes async_op
-    *("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "gather", "scatter"),
-    *("all_to_all", "barrier", "scan", "exscan"),
-)
-_FILLING = frozenset(_LATER) - {"barrier"}  # what takes out
-_WORDS = {  # keyword arguments
-    **{"dest": "dst", "source": "src", "root_rank": "root", "src": "root", "dst": "root"},
-    **{"recvbuf": "out", "output": "out", "output_tensor": "out", "sendbuf": "x", "sendobj": "x"},
-    **{"obj": "x", "tensor": "x", "input": "x", "input_tensor": "x", "reduce_op": "op"},
-    **{"sendtag": "tag", "group": "a communicator of split()", "ranks": "color"},
-    **{"recvtag": "recv_tag", "asynchronous": "async_op", "average": 'op="avg"'},
-    **{"sendcounts": "counts", "status": "probe(src), before the call", "inplace": "out=x"},
+    "rankid": "rank",
+    "monitoredbarrier": "barrier",
+    "batchisendirecv": "isend and irecv, and pycoll.wait_all",
+    "win": "window",
+    "timeout": "timeout= of pycoll.init and of each call, or PYCOLL_TIMEOUT",
+    "settimeout": "timeout= of pycoll.init and of each call, or PYCOLL_TIMEOUT",
 }
 _OF_WORK = {
     **{"test": "done()", "is_completed": "done()", "is_done": "done()"},
@@ -88,7 +82,16 @@ _CONSTANTS = {  # and functions of modules
     "Request": "the Work that comm.isend returns",
     "COMM_SELF": "comm.split(comm.rank)",
     "Finalize": "comm.close()",
+    **{"Average": 'op="avg"', "AVG": 'op="avg"', "Product": 'op="prod"'},
+    "Get_processor_name": "socket.gethostname()",
+    "P2POp": "comm.isend or comm.irecv, and pycoll.wait_all",
+    **dict.fromkeys(("group_start", "groupStart"), "comm.isend, comm.irecv and pycoll.wait_all"),
+    "DistributedOptimizer": "pycoll.parallel, or DistributedDataParallel over pycoll.torch",
 }
+_MADE_BY_INIT = (  # of which the communicator of all ranks takes the place
+    *("COMM_WORLD", "MPI", "Init", "init_process_group", "is_initialized", "get_unique_id"),
+    *("UniqueId", "NCCLBackend", "NcclCommunicator"),
+)
 
 
 class NamesFromElsewhere:
@@ -109,8 +112,9 @@ class NamesFromElsewhere:
 
 def explain(error: BaseException) -> None:
     """Add to the text of an error that comes from such a habit what the thing is called here."""
-    if isinstance(error, TypeError) and (more := _about_arguments(str(error))):
-        error.args = (f"{error}; {more}",)
+    if isinstance(error, TypeError):
+        if (text := explained(str(error))) != str(error):
+            error.args = (text,)
     elif isinstance(error, AttributeError) and isinstance(error.obj, Work):
         if here := _OF_WORK.get((error.name or "").lower()):
             error.args = (f"{error}; here it is {here}",)
@@ -131,16 +135,16 @@ def name_here(name: str, kind: type) -> str:
     found = own.get(word) or _NAMES.get(word, "")
     if not found and word[:1] == "i":  # MPI's calls in the background
         found = own.get(word[1:]) or _NAMES.get(word[1:], "")
-        if found in _LATER:
+        if found in LATER:
             return f"{found}, with async_op=True"
-    if re.split(r"\W", found)[0] not in ours:
+    if re.split(r"\W", found)[0] not in (*ours, "timeout"):
         return ""
     return f"{found}, for objects {found}_object" if f"{found}_object" in ours else found
 
 
 def of_module(name: str, kind: type) -> str:
     """Return what to say of a name that is looked for in the module, and may be elsewhere."""
-    if name in ("COMM_WORLD", "MPI", "Init", "init_process_group"):
+    if name in _MADE_BY_INIT:
         return ": comm = pycoll.init() gives the communicator of all ranks"
     known = {constant.lower(): here for constant, here in _CONSTANTS.items()}
     if here := known.get(name.lower(), ""):
@@ -148,17 +152,3 @@ def of_module(name: str, kind: type) -> str:
     if here := name_here(name, kind):
         return f": comm = pycoll.init(), and comm has it as {here}"
     return ""
-
-
-def _about_arguments(text: str) -> str:
-    """Return what to say of arguments, from the text that Python has for wrong ones."""
-    if text.startswith("Communicator.recv() missing"):
-        return "here it is recv(x, src), which fills x, and recv_object(src) for objects"
-    if text.startswith("Communicator.__init__()"):
-        return "comm = pycoll.init() gives the communicator of all ranks"
-    said = re.match(r"Communicator\.(\w+)\(\) takes \d+ positional arguments? but", text)
-    if said is not None and said[1].removesuffix("_v") in _FILLING:
-        return "the array for the result is given by name, as out="
-    said = re.match(r"Communicator\.\w+\(\) got an unexpected keyword argument '(\w+)'", text)
-    here = _WORDS.get(said[1], "") if said is not None else ""
-    return here and f"here it is {here}"

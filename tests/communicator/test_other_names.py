@@ -1,5 +1,6 @@
 """Names and arguments of other libraries: the error says what they are here."""
 
+import inspect
 import re
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 import pycoll
 from pycoll import Communicator, Grid
 from pycoll.comm import other_names
+from pycoll.runtime.calls import other_arguments
 from pycoll.testing import run_threads
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,6 +42,8 @@ class Other:
         ("Iallgatherv", "all_gather_v"),  # which takes no async_op
         ("Idup", "dup"),
         ("Abort", "abort, after which calls raise; to end the job, raise an exception"),
+        ("batch_isend_irecv", "isend and irecv, and pycoll.wait_all"),
+        ("timeout", "timeout= of pycoll.init and of each call, or PYCOLL_TIMEOUT"),
         ("_fast_", ""),
         ("frobnicate", ""),
     ],
@@ -52,8 +56,8 @@ GRID = dir(Grid)
 
 
 def test_what_the_table_says_exists():
-    for here in (*other_names._NAMES.values(), *other_names._WORDS.values()):
-        word = re.split(r"[(=. ]", here)[0]
+    for here in (*other_names._NAMES.values(), *other_arguments._WORDS.values()):
+        word = re.split(r"[(=., ]", here)[0]
         assert word in (
             *dir(Communicator),
             *GRID,
@@ -65,7 +69,8 @@ def test_what_the_table_says_exists():
             "src",
             "dst",
             "root",
-        ) or (word in ("color", "async_op", "recv_tag", "counts")), here
+            "timeout",
+        ) or (word in ("color", "async_op", "recv_tag", "counts", "the")), here
 
 
 @pytest.mark.parametrize(
@@ -82,6 +87,13 @@ def test_what_the_table_says_exists():
         (lambda c: c.all_gather([1], [0]), "but 3 were given; the array .* by name, as out=$"),
         (lambda c: c.all_to_all_v([1], [1], [0]), "were given; the array .* by name, as out=$"),
         (lambda c: c.barrier(1), "were given$"),
+        (lambda c: c.all_gather_object([1], 2), "were given; the list of all .* what it returns$"),
+        (lambda c: c.all_reduce([1], axis=0), "'axis'; ranks are combined element by element, or"),
+        (lambda c: c.all_gather([1], recvcounts=[1]), "'recvcounts'; .* send: all_gather_v.x., "),
+        (lambda c: c.gather([1], gather_list=[]), "'gather_list'; here it is out, one array$"),
+        (lambda c: pycoll.init(backend="nccl"), "'backend'; pycoll.init.. takes none: it goes by"),
+        (lambda c: pycoll.init(rank=0), "takes none: the launcher tells it, such as `pycoll run"),
+        (lambda c: pycoll.init(colour=3), "keyword argument 'colour'$"),
         (lambda c: c.all_reduce([1], average=True), 'here it is op="avg"$'),
         (lambda c: c.recv_object(status=None), "here it is probe.src., before the call$"),
         (lambda c: pycoll.Communicator(), "comm = pycoll.init.. gives the communicator"),
@@ -98,10 +110,54 @@ def test_an_error_that_a_habit_makes(call, said):
         with pytest.raises((AttributeError, TypeError)) as found:
             call(comm)
         assert found.value.__context__ is None or found.value.__suppress_context__  # told once
-        other_names.explain(found.value)
+        other_names.explain(found.value)  # which adds nothing to what has been explained
         return str(found.value)
 
     assert re.search(said, run_threads(1, rank)[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("timeout", "'timeout'; here it is timeout= of pycoll.init and of each call, or PYCOLL_TI"),
+        ("size", "no attribute 'size'; here it is world_size$"),
+        ("colour", "no attribute 'colour'$"),
+        ("rank", "rank|can't set attribute"),  # a property, of which Python says so
+    ],
+)
+def test_what_is_set_has_to_exist(name, said):
+    """`comm.timeout = 5` would look as if it set a limit."""
+
+    def rank(comm):
+        with pytest.raises(AttributeError, match=said):
+            setattr(comm, name, 5)
+        return name in vars(comm)
+
+    assert run_threads(1, rank) == [False]
+
+
+def test_signatures_and_texts_name_the_number_for_any_rank():
+    assert "src: 'int' = pycoll.ANY" in str(inspect.signature(Communicator.recv))
+    assert f"{pycoll.ANY} {pycoll.ANY!r}" == "pycoll.ANY pycoll.ANY"
+
+
+def test_arguments_are_explained_without_a_launcher_and_to_the_peers():
+    def rank(comm):
+        with pytest.raises(TypeError, match=r"'dest'; here it is dst$"):
+            comm.send([1], dest=0)
+        if comm.rank:
+            with pytest.raises(pycoll.PeerRejected) as found:
+                comm.all_reduce([1])
+        else:
+            with pytest.raises(TypeError) as found:
+                comm.all_reduce([1], dim=0)
+        return str(found.value)
+
+    own, told = run_threads(2, rank)
+    assert own.endswith(
+        "'dim'; ranks are combined element by element, or joined along the first axis"
+    )
+    assert own in told
 
 
 def test_python_has_no_other_suggestion():
@@ -163,6 +219,8 @@ def test_the_launcher_explains(tmp_path):
         ("SUM", 'here it is op="sum"$'),
         ("PROC_NULL", "here it is None, as dst or src of comm.sendrecv$"),
         ("ANY_SOURCE", "here it is pycoll.ANY$"),
+        ("get_unique_id", "comm = pycoll.init.. gives the communicator of all ranks$"),
+        ("Average", 'here it is op="avg"$'),
     ],
 )
 def test_a_name_that_the_module_lacks(name, said):

@@ -13,7 +13,7 @@ constexpr int64_t kTags = int64_t{1} << 31;
 
 // From 0 to below `end`.
 std::optional<int64_t> plain_number(PyObject* x, int64_t end, bool or_any = false) {
-  if (!PyLong_CheckExact(x)) return std::nullopt;
+  if (!PyLong_Check(x) || PyBool_Check(x)) return std::nullopt;
   int overflow = 0;
   const int64_t number = PyLong_AsLongLongAndOverflow(x, &overflow);
   if (overflow != 0 || number >= end) return std::nullopt;

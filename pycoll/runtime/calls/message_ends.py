@@ -9,7 +9,15 @@ import numpy as np
 from pycoll import _C
 from pycoll.errors import ArgumentError, kind_of
 
-ANY: int = _C.ANY
+
+class _Any(int):
+    """A number that says in texts and signatures what it is."""
+
+    def __repr__(self) -> str:
+        return "pycoll.ANY"
+
+
+ANY: int = _Any(_C.ANY)
 """As a source, any rank; as a tag, any tag."""
 _MAX_TAG = 2**31 - 1
 _MPI_NULL = (-1, -2, -3)  # MPI.PROC_NULL of various libraries

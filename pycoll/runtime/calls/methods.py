@@ -9,6 +9,7 @@ from types import FunctionType, MappingProxyType
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from pycoll import _C
+from pycoll.runtime.calls.other_arguments import explains
 from pycoll.schedule.ir import Algorithm
 from pycoll.types import Kind
 
@@ -127,7 +128,7 @@ def message(function: _F) -> _F:
     """
     into = function.__name__ in ("recv", "irecv")  # their ``x`` is what others call ``out``
     number = _MESSAGES.index(function.__name__)
-    return _served(function, number, _OF_MESSAGES, renamed={"x": "out"} if into else {})
+    return _served(explains(function), number, _OF_MESSAGES, renamed={"x": "out"} if into else {})
 
 
 def v_variant(kind: Kind) -> Callable[[_F], _F]:

@@ -22,6 +22,7 @@ from pycoll.runtime.arrays.numbers import NUMBERS, as_array
 from pycoll.runtime.arrays.symmetric_memory import Memory
 from pycoll.runtime.calls.call_sites import CallSites
 from pycoll.runtime.calls.functions import function_for, own_op, reduce_with
+from pycoll.runtime.calls.other_arguments import explained
 from pycoll.runtime.calls.plans import CallSpec, PlanCache, barrier_spec
 from pycoll.runtime.calls.prepare import Caller
 from pycoll.runtime.calls.prepared import CallRequest, Prepared
@@ -324,8 +325,7 @@ class Session(QueuedCalls, TaggedMessages):
 
     def misused(self, text: str) -> None:
         """Raise `TypeError` for a call that does not fit its signature; let its peers know."""
-        error = TypeError(text)
-        self.refused(error)
+        self.refused(error := TypeError(explained(text)))
         raise error from None
 
     def refused(self, error: Exception) -> None:

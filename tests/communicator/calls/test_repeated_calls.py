@@ -290,7 +290,7 @@ def test_a_communicator_used_by_what_is_freed_with_it():
 
     user = User()
     user.comm = comm = pycoll.init()
-    comm.user = user
+    comm._user = user
     del user, comm
     gc.collect()
     assert len(told) == 1
