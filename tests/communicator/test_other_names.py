@@ -37,6 +37,7 @@ class Other:
         ("bcast", "broadcast, for objects broadcast_object"),
         ("reduce_scatter_tensor", "reduce_scatter"),
         ("psum", "all_reduce"),
+        ("mean", 'all_reduce(x, "avg")'),
         ("Ibcast", "broadcast, with async_op=True"),
         ("Ireduce_scatter_block", "reduce_scatter, with async_op=True"),
         ("Iallgatherv", "all_gather_v"),  # which takes no async_op
