@@ -21,6 +21,7 @@ namespace pycoll {
 class Postbox {
  public:
   using Ticket = uint64_t;
+  using Envelope = Mailboxes::Envelope;
 
   // `offers`: see Mailboxes.
   explicit Postbox(std::shared_ptr<Engine> engine, Offers offers = Offers::kNever);
@@ -44,7 +45,7 @@ class Postbox {
 
   // Waits until a message is here that no recv is waiting for, and leaves it; nothing if it has not
   // come within the time. src < 0 and tag < 0: any. Throws what Engine::check throws.
-  std::optional<Mailboxes::Envelope> probe(int32_t src, int64_t tag, double timeout_s);
+  std::optional<Envelope> probe(int32_t src, int64_t tag, double timeout_s);
 
   // Waits for the message, which one thread at a time may do, forgets the ticket and returns the
   // sender; of a sent message, this rank. Throws MismatchError if size or type of what is received
@@ -69,6 +70,11 @@ class Postbox {
   uint32_t take(void* data, uint64_t nbytes, uint32_t type, int32_t src, uint32_t tag,
                 double timeout_s);
 
+  // Receives likewise the message that `probe` has found. Nothing, at once, if another thread has
+  // received it meanwhile and the next one of its source and tag is of another size, or not here.
+  std::optional<uint32_t> take_found(const Envelope& found, void* data, uint32_t type,
+                                     double timeout_s);
+
   // Forgets everything that is under way and ends the thread: no message moves after that.
   // Idempotent.
   void close();
@@ -92,6 +98,7 @@ class Postbox {
   void enter(Request request);
   std::optional<Request> take_back(Ticket ticket);
   std::optional<uint32_t> take_small(const Mailboxes::RecvRequest& request);
+  uint32_t wait_or_forget(Ticket ticket, double timeout_s);
   void progress();
   void progress_incoming();
   void progress_outgoing();

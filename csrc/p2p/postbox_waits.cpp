@@ -158,13 +158,34 @@ uint32_t Postbox::take(void* data, uint64_t nbytes, uint32_t type, int32_t src, 
     return *sender;
   }
   const Waiter waiter(*this);
-  const Ticket ticket = recv(data, nbytes, type, src, tag);
+  return wait_or_forget(recv(data, nbytes, type, src, tag), timeout_s);
+}
+
+uint32_t Postbox::wait_or_forget(Ticket ticket, double timeout_s) {
   try {
     return wait(ticket, timeout_s);
   } catch (...) {
     forget(ticket);
     throw;
   }
+}
+
+std::optional<uint32_t> Postbox::take_found(const Envelope& found, void* data, uint32_t type,
+                                            double timeout_s) {
+  Request request{};
+  request.incoming = true;
+  request.in = {static_cast<char*>(data), found.nbytes, type, static_cast<int32_t>(found.src),
+                found.tag};
+  Ticket ticket = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto first = boxes_.peek(request.in.src, found.tag, recvs_);
+    if (!first || first->nbytes != found.nbytes) return {};
+    if (const auto sender = boxes_.collect(request.in)) return sender;
+    ticket = request.ticket = ++newest_;  // not all of it has come
+    enter(std::move(request));
+  }
+  return wait_or_forget(ticket, timeout_s);
 }
 
 // Receives a message that is here, or comes while this thread would spin: in fewer steps than a
@@ -197,9 +218,9 @@ std::optional<uint32_t> Postbox::take_small(const Mailboxes::RecvRequest& reques
   return {};
 }
 
-std::optional<Mailboxes::Envelope> Postbox::probe(int32_t src, int64_t tag, double timeout_s) {
+std::optional<Postbox::Envelope> Postbox::probe(int32_t src, int64_t tag, double timeout_s) {
   const uint64_t deadline = deadline_after(timeout_s);
-  std::optional<Mailboxes::Envelope> found;
+  std::optional<Envelope> found;
   const auto arrived = [&] {
     std::lock_guard guard(mutex_);
     progress();

@@ -3,6 +3,8 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <utility>
+
 #include "bindings/bindings.h"
 #include "bindings/owned_class.h"
 #include "bindings/p2p/message_bytes.h"
@@ -18,6 +20,14 @@ template <typename Box>
 py::object bytes_and_sender(Box& box, uint32_t type, int32_t src, int64_t tag, double timeout_s) {
   const auto found = take_bytes(box, type, src, tag, timeout_s);
   return found ? py::object(py::make_tuple(found->first, found->second)) : py::none();
+}
+
+// Of a message that a probe has found: its bytes, or None.
+template <typename Box>
+py::object found_bytes(Box& box, uint32_t src, uint32_t tag, uint64_t nbytes, uint32_t type,
+                       double timeout_s) {
+  auto data = take_found(box, {src, tag, type, nbytes}, type, timeout_s);
+  return data ? py::object(std::move(*data)) : py::none();
 }
 
 }  // namespace
@@ -41,12 +51,14 @@ void bind_p2p(py::module_& m) {
           },
           Release())
       .def("take_bytes", &bytes_and_sender<Postbox>)
+      .def("take_found", &found_bytes<Postbox>)
       .def("small", &Postbox::small)
       .def("leave_behind", &Postbox::leave_behind, Release());
   add_postbox_methods<Postbox>(postbox);
   OwnedClass<MessagePostbox> message_postbox(m, "MessagePostbox");
   message_postbox.def(made<MessagePostbox, std::shared_ptr<MessageEngine>>(), "engine"_a)
       .def("take_bytes", &bytes_and_sender<MessagePostbox>)
+      .def("take_found", &found_bytes<MessagePostbox>)
       .def_property_readonly("failed", &MessagePostbox::failed)
       .def_property_readonly("given_up", &MessagePostbox::given_up);
   add_send_recv<MessagePostbox, double>(message_postbox);

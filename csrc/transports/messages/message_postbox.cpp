@@ -180,6 +180,12 @@ MessagePostbox::Ticket MessagePostbox::recv(void* data, uint64_t nbytes, uint32_
                                             uint32_t tag) {
   engine_->poll();
   const std::lock_guard lock(engine_->mutex());
+  return expect(data, nbytes, type, src, tag);
+}
+
+// Posts a recv. The mutex is held.
+MessagePostbox::Ticket MessagePostbox::expect(void* data, uint64_t nbytes, uint32_t type,
+                                              int32_t src, uint32_t tag) {
   Item item{.data = data, .nbytes = nbytes, .type = type, .peer = src, .tag = tag};
   item.incoming = true;
   items_.emplace(++newest_, std::move(item));
@@ -313,13 +319,29 @@ void MessagePostbox::finish_send(Ticket ticket, double timeout_s) {
 
 uint32_t MessagePostbox::recv(void* data, uint64_t nbytes, uint32_t type, int32_t src, uint32_t tag,
                               double timeout_s) {
-  const Ticket ticket = recv(data, nbytes, type, src, tag);
+  return wait_or_forget(recv(data, nbytes, type, src, tag), timeout_s);
+}
+
+uint32_t MessagePostbox::wait_or_forget(Ticket ticket, double timeout_s) {
   try {
     return wait(ticket, timeout_s);
   } catch (const Error&) {
     forget(ticket);
     throw;
   }
+}
+
+std::optional<uint32_t> MessagePostbox::take_found(const Envelope& found, void* data, uint32_t type,
+                                                   double timeout_s) {
+  const auto src = static_cast<int32_t>(found.src);
+  Ticket ticket = 0;
+  {
+    const std::lock_guard lock(engine_->mutex());
+    const std::optional<Envelope> first = peek(src, found.tag);
+    if (!first || first->nbytes != found.nbytes) return {};
+    ticket = expect(data, found.nbytes, type, src, found.tag);
+  }
+  return wait_or_forget(ticket, timeout_s);
 }
 
 std::optional<MessagePostbox::Envelope> MessagePostbox::probe(int32_t src, int64_t tag,

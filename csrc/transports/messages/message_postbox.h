@@ -54,6 +54,9 @@ class MessagePostbox {
             double timeout_s);
   uint32_t recv(void* data, uint64_t nbytes, uint32_t type, int32_t src, uint32_t tag,
                 double timeout_s);
+  // See Postbox.
+  std::optional<uint32_t> take_found(const Envelope& found, void* data, uint32_t type,
+                                     double timeout_s);
   // So many of these sends were given up while the transport may have been reading their data,
   // which must stay.
   uint64_t given_up() const { return given_up_; }
@@ -82,6 +85,8 @@ class MessagePostbox {
   };
 
   std::vector<Request> post(const Item& item, const void* data);
+  Ticket expect(void* data, uint64_t nbytes, uint32_t type, int32_t src, uint32_t tag);
+  uint32_t wait_or_forget(Ticket ticket, double timeout_s);
   void progress();
   void drain();
   void receive_all();

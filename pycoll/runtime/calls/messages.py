@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,6 +24,24 @@ class MessageInfo(NamedTuple):
     src: int  # rank that sent it
     tag: int
     nbytes: int
+
+
+class ObjectReceives(weakref.WeakValueDictionary[int, Any]):
+    """The receives of objects that have not ended, in the order of the calls, by number.
+
+    Attributes:
+        lock: Of the thread that serves them.
+    """
+
+    def __init__(self) -> None:
+        """Begin without any."""
+        super().__init__()
+        self.lock = threading.RLock()
+
+    def first(self, last: int) -> list[Any]:
+        """Return those up to this number; other threads may add some meanwhile."""
+        found = [ref() for ref in self.valuerefs()]
+        return [receive for receive in found if receive is not None and receive._number <= last]
 
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -23,7 +23,7 @@ from pycoll.errors import (
 from pycoll.runtime.arrays.host_arrays import ArrayView, check_output, view
 from pycoll.runtime.arrays.numbers import as_array
 from pycoll.runtime.calls.message_ends import ANY, MessageEnds, is_integer
-from pycoll.runtime.calls.messages import MessageInfo, MessageWork
+from pycoll.runtime.calls.messages import MessageInfo, MessageWork, ObjectReceives
 from pycoll.runtime.calls.parts.encoding import pack, unpack
 from pycoll.runtime.sessions.reports import what_others_do
 from pycoll.types import type_code
@@ -46,13 +46,13 @@ class TaggedMessages(MessageEnds):
     under_way: set[Any]  # messages that have not ended, which keep their arrays
     _ahead: deque[MessageWork]  # messages that wait for room, and whose senders do not
     memory: Any  # where registered arrays are, see `Memory`
-    object_receives: MutableMapping[int, Any]  # that have not ended, in the order of the calls
+    object_receives: ObjectReceives
     fast: Any  # serves messages, see `Messages`
     _engine: Any
     _postbox: Any = None
 
     def _open_postbox(self, postbox: Any) -> None:
-        self._postbox = postbox
+        self._postbox, self.object_receives = postbox, ObjectReceives()
         self.serve_messages(True)
 
     def serve_messages(self, quickly: bool) -> None:
@@ -182,6 +182,12 @@ class TaggedMessages(MessageEnds):
         box, ends = self.postbox(), self._from(src, tag)
         found: tuple[bytes, int] | None = self.messaging(box.take_bytes, _OBJECT, *ends, limit)
         return self.nothing_came("recv_object", src, limit) if found is None else found
+
+    def take_found(self, info: MessageInfo, limit: float) -> bytes | None:
+        """Receive the bytes that were found; None if another thread has received them."""
+        take = self.postbox().take_found
+        found: bytes | None = self.messaging(take, *info, _BYTES, limit)
+        return found
 
     def _from(self, src: int, tag: int) -> tuple[int, int]:
         return self._source(src), -1 if tag == ANY else self._tag(tag)

@@ -111,7 +111,6 @@ class Session(QueuedCalls, TaggedMessages):
         self._in_flight: deque[QueuedCall] = deque()  # in the order of the queue
         self.under_way: set[Any] = set()
         self._ahead: deque[Any] = deque()
-        self.object_receives: MutableMapping[int, Any] = weakref.WeakValueDictionary()
         self._adrift: list[Any] = []  # what calls need that may be in the queue, or may be not
         # Made of some of these ranks, by the number of the split, which is the same on all ranks.
         self.children: MutableMapping[int, Session] = weakref.WeakValueDictionary()

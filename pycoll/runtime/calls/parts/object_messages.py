@@ -15,6 +15,7 @@ from pycoll.runtime.calls.work import Work
 from pycoll.runtime.sessions.session import Session
 
 _NUMBERS = itertools.count()
+_SLICE_S = 1e-2  # of a wait: another thread may receive its object
 
 
 def send(session: Session, x: Any, dst: int, tag: int, pickle: bool, timeout: float | None) -> None:
@@ -35,11 +36,6 @@ def recv(session: Session, src: int, tag: int, pickle: bool, timeout: float | No
     limit = session.limit(timeout)
     if session.object_receives:  # they come first
         return ObjectReceive(session, src, tag, pickle).wait(limit)
-    return _take(session, src, tag, pickle, limit)
-
-
-def _take(session: Session, src: int, tag: int, pickle: bool, limit: float) -> Any:
-    """Receive the next message, and return its object."""
     data, sender = session.take_bytes(src, tag, limit)
     return unpack(memoryview(data), pickle, sender)
 
@@ -62,7 +58,7 @@ class ObjectReceive(Work):
 
     def done(self) -> bool:
         """Tell whether the object has come, or cannot, without waiting."""
-        self._serve_in_order()
+        self._serve_in_order(0.0)
         return not self._waits()
 
     def wait(self, timeout: float | None = None) -> Any:
@@ -79,15 +75,16 @@ class ObjectReceive(Work):
         """
         session = self._session
         limit = session.limit(None) if timeout is None else check_timeout(timeout, zero=True)
-        until = time.monotonic() + limit
-        self._serve_in_order()
+        until, left = time.monotonic() + limit, limit
+        self._serve_in_order(min(left, _SLICE_S))
         while self._waits():
-            left = max(0.0, until - time.monotonic())
-            if self._find(left) is None and self._waits():
+            if left <= 0:
                 source = "any rank" if self._src == ANY else f"rank {self._src}"
                 text = f"recv_object on rank {session.rank}: nothing from {source} in {limit:g} s"
                 raise CollTimeout(text)
-            self._serve_in_order()
+            self._find(min(left, _SLICE_S))
+            left = max(0.0, until - time.monotonic())
+            self._serve_in_order(min(left, _SLICE_S))
         if self._error is not None:
             raise self._error
         return self._object
@@ -95,19 +92,27 @@ class ObjectReceive(Work):
     def _waits(self) -> bool:
         return self._number in self._session.object_receives
 
-    def _serve_in_order(self) -> None:
-        """Let the receives up to this one take the messages that are there for them."""
-        if not self._waits():
-            return
-        line = [r for r in self._session.object_receives.values() if r._number <= self._number]
+    def _serve_in_order(self, limit: float) -> None:
+        """Let the receives up to this one take the messages that are there for them.
+
+        One thread at a time: the others wait for it, as long as this.
+        """
+        receives = self._session.object_receives
+        if self._waits() and receives.lock.acquire(timeout=limit):
+            try:
+                self._serve(receives.first(self._number))
+            finally:
+                receives.lock.release()
+
+    def _serve(self, line: list[ObjectReceive]) -> None:
         at = 0
         while at < len(line):
-            info = line[at]._find()
+            info = line[at]._find() if line[at]._waits() else None
             if info is None:
                 at += 1
                 continue
             # Of two that fit, the second finds what has come since the first has looked.
-            first = next(i for i, receive in enumerate(line) if receive._fits(info))
+            first = next((i for i, receive in enumerate(line) if receive._fits(info)), at)
             if first == at:
                 line.pop(at)._receive(info)
             else:
@@ -129,7 +134,10 @@ class ObjectReceive(Work):
     def _receive(self, info: MessageInfo) -> None:
         session, error = self._session, None
         try:
-            self._object = _take(session, info.src, info.tag, self._pickle, session.limit(None))
+            data = session.take_found(info, session.limit(None))
+            if data is None:  # a `recv_object` of another thread has it
+                return
+            self._object = unpack(memoryview(data), self._pickle, info.src)
         except (CollTimeout, ConcurrentUseError):
             raise
         except CollError as failure:  # also where it has come, and cannot be read
@@ -137,5 +145,7 @@ class ObjectReceive(Work):
         self._end(error)
 
     def _end(self, error: CollError | None) -> None:
-        self._error = error
-        self._session.object_receives.pop(self._number, None)
+        with self._session.object_receives.lock:
+            if self._waits():
+                self._error = error
+                self._session.object_receives.pop(self._number, None)
