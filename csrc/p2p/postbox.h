@@ -72,8 +72,8 @@ class Postbox {
 
   // Receives likewise the message that `probe` has found. Nothing, at once, if another thread has
   // received it meanwhile and the next one of its source and tag is of another size, or not here.
-  std::optional<uint32_t> take_found(const Envelope& found, void* data, uint32_t type,
-                                     double timeout_s);
+  std::optional<uint32_t> take_found(const Envelope& found, void* data, uint64_t nbytes,
+                                     uint32_t type, double timeout_s);
 
   // Forgets everything that is under way and ends the thread: no message moves after that.
   // Idempotent.

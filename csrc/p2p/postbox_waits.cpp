@@ -170,12 +170,11 @@ uint32_t Postbox::wait_or_forget(Ticket ticket, double timeout_s) {
   }
 }
 
-std::optional<uint32_t> Postbox::take_found(const Envelope& found, void* data, uint32_t type,
-                                            double timeout_s) {
+std::optional<uint32_t> Postbox::take_found(const Envelope& found, void* data, uint64_t nbytes,
+                                            uint32_t type, double timeout_s) {
   Request request{};
   request.incoming = true;
-  request.in = {static_cast<char*>(data), found.nbytes, type, static_cast<int32_t>(found.src),
-                found.tag};
+  request.in = {static_cast<char*>(data), nbytes, type, static_cast<int32_t>(found.src), found.tag};
   Ticket ticket = 0;
   {
     const std::lock_guard lock(mutex_);

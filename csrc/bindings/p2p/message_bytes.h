@@ -20,8 +20,9 @@ std::optional<pybind11::bytes> take_found(Box& box, const typename Box::Envelope
   if (made == nullptr) throw pybind11::error_already_set();
   auto data = pybind11::reinterpret_steal<pybind11::bytes>(made);
   const Unlocked unlocked;
-  const bool taken = bool(box.take_found(found, PyBytes_AS_STRING(made), type, timeout_s));
-  return taken ? std::optional(std::move(data)) : std::nullopt;
+  char* const bytes = PyBytes_AS_STRING(made);
+  const auto sender = box.take_found(found, bytes, found.nbytes, type, timeout_s);
+  return sender ? std::optional(std::move(data)) : std::nullopt;
 }
 
 // Receives the next message, of whatever size, likewise: its bytes, and the rank that sent them.
@@ -29,15 +30,18 @@ std::optional<pybind11::bytes> take_found(Box& box, const typename Box::Envelope
 template <typename Box>
 std::optional<std::pair<pybind11::bytes, int32_t>> take_bytes(Box& box, uint32_t type, int32_t src,
                                                               int64_t tag, double timeout_s) {
-  while (true) {
+  const uint64_t deadline = deadline_after(timeout_s);
+  for (double left_s = timeout_s;;) {
     const auto found = [&] {
       const Unlocked unlocked;
-      return box.probe(src, tag, timeout_s);
+      return box.probe(src, tag, left_s);
     }();
     if (!found) return std::nullopt;
     if (auto data = take_found(box, *found, type, timeout_s)) {
       return std::pair(std::move(*data), static_cast<int32_t>(found->src));
     }
+    const uint64_t now = now_ns();
+    left_s = now < deadline ? 1e-9 * static_cast<double>(deadline - now) : 0;
   }
 }
 

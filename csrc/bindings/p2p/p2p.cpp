@@ -3,6 +3,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <optional>
 #include <utility>
 
 #include "bindings/bindings.h"
@@ -30,6 +31,13 @@ py::object found_bytes(Box& box, uint32_t src, uint32_t tag, uint64_t nbytes, ui
   return data ? py::object(std::move(*data)) : py::none();
 }
 
+// Receives the message of so many bytes that a probe has found: its sender, or nothing.
+template <typename Box>
+std::optional<uint32_t> recv_found(Box& box, uintptr_t data, uint64_t nbytes, uint32_t type,
+                                   uint32_t src, uint32_t tag, uint64_t found, double timeout_s) {
+  return box.take_found({src, tag, type, found}, pointer(data), nbytes, type, timeout_s);
+}
+
 }  // namespace
 
 void bind_p2p(py::module_& m) {
@@ -52,6 +60,7 @@ void bind_p2p(py::module_& m) {
           Release())
       .def("take_bytes", &bytes_and_sender<Postbox>)
       .def("take_found", &found_bytes<Postbox>)
+      .def("recv_found", &recv_found<Postbox>, Release())
       .def("small", &Postbox::small)
       .def("leave_behind", &Postbox::leave_behind, Release());
   add_postbox_methods<Postbox>(postbox);
@@ -59,6 +68,7 @@ void bind_p2p(py::module_& m) {
   message_postbox.def(made<MessagePostbox, std::shared_ptr<MessageEngine>>(), "engine"_a)
       .def("take_bytes", &bytes_and_sender<MessagePostbox>)
       .def("take_found", &found_bytes<MessagePostbox>)
+      .def("recv_found", &recv_found<MessagePostbox>, Release())
       .def_property_readonly("failed", &MessagePostbox::failed)
       .def_property_readonly("given_up", &MessagePostbox::given_up);
   add_send_recv<MessagePostbox, double>(message_postbox);

@@ -331,7 +331,8 @@ uint32_t MessagePostbox::wait_or_forget(Ticket ticket, double timeout_s) {
   }
 }
 
-std::optional<uint32_t> MessagePostbox::take_found(const Envelope& found, void* data, uint32_t type,
+std::optional<uint32_t> MessagePostbox::take_found(const Envelope& found, void* data,
+                                                   uint64_t nbytes, uint32_t type,
                                                    double timeout_s) {
   const auto src = static_cast<int32_t>(found.src);
   Ticket ticket = 0;
@@ -339,7 +340,7 @@ std::optional<uint32_t> MessagePostbox::take_found(const Envelope& found, void* 
     const std::lock_guard lock(engine_->mutex());
     const std::optional<Envelope> first = peek(src, found.tag);
     if (!first || first->nbytes != found.nbytes) return {};
-    ticket = expect(data, found.nbytes, type, src, found.tag);
+    ticket = expect(data, nbytes, type, src, found.tag);
   }
   return wait_or_forget(ticket, timeout_s);
 }

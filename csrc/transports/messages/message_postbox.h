@@ -55,8 +55,8 @@ class MessagePostbox {
   uint32_t recv(void* data, uint64_t nbytes, uint32_t type, int32_t src, uint32_t tag,
                 double timeout_s);
   // See Postbox.
-  std::optional<uint32_t> take_found(const Envelope& found, void* data, uint32_t type,
-                                     double timeout_s);
+  std::optional<uint32_t> take_found(const Envelope& found, void* data, uint64_t nbytes,
+                                     uint32_t type, double timeout_s);
   // So many of these sends were given up while the transport may have been reading their data,
   // which must stay.
   uint64_t given_up() const { return given_up_; }

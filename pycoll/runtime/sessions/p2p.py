@@ -72,13 +72,20 @@ class TaggedMessages(MessageEnds):
         limit = self.limit(timeout)
         try:
             target = self._to_receive(x, src, 0 if tag == ANY else tag)
-            if tag == ANY:
-                src, tag, _ = self.probe(src, tag, limit, "recv")
-                target = self._to_receive(x, src, tag)
-            return self.take(target, limit)
+            return self._take_any(target, src, limit) if tag == ANY else self.take(target, limit)
         except (CollTimeout, PeerLeft) as error:
             self._name_what_waits(error)
             raise
+
+    def _take_any(self, target: Sequence[int], src: int, limit: float) -> int:
+        until, source, left = time.monotonic() + limit, None, limit
+        while source is None:  # another thread may receive what is found
+            info = self.look(src, ANY, left) or self.nothing_came("recv", src, limit)
+            with self.memory.holding(*target[:2]):
+                receive = self.postbox().recv_found
+                source = self.messaging(receive, *target[:3], *info, limit)
+            left = max(0.0, until - time.monotonic())
+        return int(source)
 
     def leave_behind(self, ticket: int, x: Any, limit: float) -> None:
         """Wait for a message that is sent, or let a small one wait for room in memory of its own.
@@ -160,17 +167,9 @@ class TaggedMessages(MessageEnds):
                 postbox.forget(coming)
             raise
 
-    def probe(self, src: int, tag: int, limit: float, call: str = "probe") -> MessageInfo:
-        """Wait for a message, and leave it; see `pycoll.Communicator.probe`.
-
-        Args:
-            src: See there.
-            tag: See there.
-            limit: Seconds.
-            call: What the user has called, for the text of the error.
-        """
-        found = self.look(src, tag, limit)
-        return self.nothing_came(call, src, limit) if found is None else found
+    def probe(self, src: int, tag: int, limit: float) -> MessageInfo:
+        """Wait so many seconds for a message; see `pycoll.Communicator.probe`."""
+        return self.look(src, tag, limit) or self.nothing_came("probe", src, limit)
 
     def look(self, src: int, tag: int, limit: float) -> MessageInfo | None:
         """Return what is known of a message, or None if there is none in time."""

@@ -1,12 +1,14 @@
-"""Threads of one rank that receive objects from anybody: each gets one, and none gets two."""
+"""Threads of one rank that receive from anybody: each gets one message, and none gets two."""
 
 import contextlib
 import threading
 import time
 
+import numpy as np
 import pytest
 
 import chaos
+import pycoll
 from pycoll.config import Config
 from pycoll.testing import run_processes
 
@@ -43,7 +45,14 @@ def in_the_background(comm, ask):
     return work.wait()
 
 
+def any_tag(comm):
+    x = np.empty(2, int)
+    comm.recv(x, tag=pycoll.ANY)
+    return tuple(x.tolist())
+
+
 WAYS = {
+    "recv of any tag": (any_tag,) * 2,
     "recv_object": (lambda comm: comm.recv_object(tag=1),) * 2,
     "irecv_object": (lambda comm: in_the_background(comm, False),) * 2,
     "both, and done": (
@@ -58,7 +67,10 @@ def test_each_thread_gets_one(ranks, way):
     def body(comm):
         if comm.rank > 0:
             for number in range(ROUNDS):
-                comm.send_object((comm.rank, number), 0, 1)
+                if any_tag in WAYS[way]:
+                    comm.send(np.array([comm.rank, number]), 0, tag=comm.rank)
+                else:
+                    comm.send_object((comm.rank, number), 0, 1)
                 comm.recv_object(0, 2)
             return None
         found = [[], []]
