@@ -185,7 +185,7 @@ class TaggedMessages(MessageEnds):
     def take_found(self, info: MessageInfo, limit: float) -> bytes | None:
         """Receive the bytes that were found; None if another thread has received them."""
         take = self.postbox().take_found
-        found: bytes | None = self.messaging(take, *info, _BYTES, limit)
+        found: bytes | None = self.messaging(take, *info, _OBJECT, limit)
         return found
 
     def _from(self, src: int, tag: int) -> tuple[int, int]:
