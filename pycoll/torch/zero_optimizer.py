@@ -34,7 +34,9 @@ from pycoll.torch.modules.zero_buckets import (
     hyperparameters,
     make_bucket,
     part_frozen,
+    settings_text,
     sharded_names,
+    why_not_flat,
 )
 
 
@@ -77,7 +79,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
     Each rank keeps 1 / n of the optimizer states, and sends what plain data parallelism sends:
     2 (n - 1) / n of the gradients. Gradients and parameters are views of flat buckets. The
-    optimizer must treat every element alike (SGD, Adam, AdamW, RMSprop, ...; not LAMB or LARS).
+    optimizer must treat every element alike (SGD, Adam, AdamW, RMSprop, ...; not LAMB).
 
     It is an optimizer of PyTorch: schedulers, ``torch.amp.GradScaler`` and hooks take it, and
     `param_groups` has the module's parameters, whose settings hold from the next step on. `state`
@@ -125,7 +127,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
         Raises:
             ArgumentError: For parameters of several types, on other devices or split over
-                tensor-parallel ranks, and groups that have not all of them, or others.
+                tensor-parallel ranks, groups that have not all of them, or others, and an
+                optimizer that does not treat every element alike.
             MismatchError: On every rank, if parameters, groups or settings differ; none moved.
         """
         if clip_norm is not None:
@@ -134,13 +137,19 @@ class ZeroOptimizer(torch.optim.Optimizer):
         super().__init__([dict(g) if isinstance(g, dict) else g for g in given], {})
         self._order, self._clip, self.ledger = order, clip_norm, Ledger()
         facts = [f"optimizer={kind_text(kind)}", f"{bucket_bytes=}", f"{order=!s}", f"{clip_norm=}"]
+        self._like_inner = partial(kind, **settings)
+        facts.append(f"fault={(fault := why_not_flat(self._like_inner, self.param_groups))!r}")
         frozen = check_groups(self.param_groups, module, facts, Channel(comm, "dp", self.ledger))
+        if fault:
+            raise ArgumentError(
+                f"{kind_text(kind)} cannot step vectors of many parameters: {fault}. PyTorch's "
+                "ZeroRedundancyOptimizer leaves parameters whole"
+            )
         model = chain_of(module)
         self._channel = Channel(comm.dup(), "dp", self.ledger)
         self._buckets: list[ZeroBucket] = []
         self.inner: Any = kind(self._make_blocks(model, module, bucket_bytes), **settings)
         self._frozen_states = part_frozen(self.inner, frozen.values())
-        self._like_inner = partial(kind, **settings)
         parts = [part for bucket in self._buckets for part in bucket.parts]
         self._views = Views("optimizer", module, frozen, parts)
         self.defaults: Any = self.inner.defaults
@@ -204,7 +213,10 @@ class ZeroOptimizer(torch.optim.Optimizer):
         if not odd:
             self._advance()
         elif not scaled:
-            raise ArgumentError(f"the step was not taken: {odd} gradients are not finite")
+            bad = ", ".join(sorted(x for bucket in self._buckets for x in bucket.not_finite()))
+            own = f"gradients that are not finite, of {bad}" if bad else ""
+            found = gather_problems(own, self._channel) or f"{odd} sums are not finite"
+            raise ArgumentError(f"the step was not taken: {found}")
         return self.grad_norm if closure is None else loss
 
     step.hooked = True  # as `torch.optim.Optimizer` marks what it has wrapped
@@ -329,26 +341,6 @@ class ZeroOptimizer(torch.optim.Optimizer):
 def kind_text(kind: Callable[..., Any]) -> str:
     """Name an optimizer's class without its module, which on one rank may be ``__main__``."""
     return getattr(kind, "__qualname__", None) or describe(kind)
-
-
-def settings_text(groups: Sequence[Group]) -> str:
-    """Return the settings that all ranks must have alike in a step, such as learning rates."""
-    return "; ".join(
-        ", ".join(
-            f"{name}={describe(_numbers(value))}"
-            for name, value in sorted(hyperparameters(group).items())
-        )
-        for group in groups
-    )
-
-
-def _numbers(value: Any) -> Any:
-    """Return a setting with numbers in place of tensors, which print rounded."""
-    if isinstance(value, torch.Tensor):
-        return value.tolist()
-    if type(value) in (tuple, list):
-        return type(value)(map(_numbers, value))
-    return value
 
 
 def check_groups(

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from pycoll.errors import ArgumentError
+from pycoll.errors import ArgumentError, in_words
 from pycoll.parallel.channels import Channel
+from pycoll.parallel.settings import describe
 from pycoll.parallel.state.layout import Layout
 from pycoll.parallel.state.placement import own_block
 from pycoll.torch.modules.module_parameters import Part, part_of
@@ -49,6 +50,10 @@ class ZeroBucket:
                 continue
             part[...] = 0 if grad is None else grad.numpy().reshape(-1)
             p.grad = view
+
+    def not_finite(self) -> list[str]:
+        """Return the parameters whose gradient on this rank is not finite."""
+        return [name for name, p, _ in self.parts if not p.grad.isfinite().all()]
 
     def gather(self, state: Mapping[str, Any], channel: Channel) -> list[State]:
         """Return the states of the parameters from those of all shards; a collective."""
@@ -142,6 +147,40 @@ def sharded_names(
     }
 
 
+def why_not_flat(kind: Callable[..., torch.optim.Optimizer], groups: Iterable[Group]) -> str:
+    """Return why an optimizer cannot step vectors of many parameters; nothing if it can.
+
+    With the settings of each group it steps a matrix, and each of its elements alone.
+    """
+    start = torch.tensor([[1.0, -2.0], [3.0, 0.5]], dtype=torch.float64)
+    gradient = torch.tensor([[0.1, 0.4], [-0.2, 0.3]], dtype=torch.float64)
+    elements = list(zip(start.view(4, 1), gradient.view(4, 1), strict=True))
+    for settings in map(hyperparameters, groups):
+        try:
+            whole = _change(kind, settings, start, gradient).flatten()
+            alone = torch.cat([_change(kind, settings, *element) for element in elements])
+        except Exception as error:  # such as that of LBFGS, which needs a closure
+            return in_words(error)
+        if not torch.allclose(whole, alone, rtol=1e-3, atol=1e-15):
+            return "what it does to an element depends on the others"
+    return ""
+
+
+def _change(
+    kind: Callable[..., torch.optim.Optimizer],
+    settings: Group,
+    start: torch.Tensor,
+    gradient: torch.Tensor,
+) -> torch.Tensor:
+    """Return what two steps of an optimizer add to a parameter."""
+    p = torch.nn.Parameter(start.clone())
+    p.grad = gradient.clone()
+    optimizer = kind([{**settings, "params": [p]}])
+    for _ in range(2):
+        optimizer.step()
+    return p.detach() - start
+
+
 def part_frozen(
     optimizer: torch.optim.Optimizer, frozen: Iterable[torch.Tensor]
 ) -> dict[torch.Tensor, State]:
@@ -159,6 +198,26 @@ def part_frozen(
 def hyperparameters(group: Group) -> dict[str, Any]:
     """Return the settings of a group."""
     return {k: v for k, v in group.items() if k not in ("params", "param_names")}
+
+
+def settings_text(groups: Sequence[Group]) -> str:
+    """Return the settings that all ranks must have alike in a step, such as learning rates."""
+    return "; ".join(
+        ", ".join(
+            f"{name}={describe(_numbers(value))}"
+            for name, value in sorted(hyperparameters(group).items())
+        )
+        for group in groups
+    )
+
+
+def _numbers(value: Any) -> Any:
+    """Return a setting with numbers in place of tensors, which print rounded."""
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    if type(value) in (tuple, list):
+        return type(value)(map(_numbers, value))
+    return value
 
 
 def copy_settings(source: torch.optim.Optimizer, target: torch.optim.Optimizer) -> None:

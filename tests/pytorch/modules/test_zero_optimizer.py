@@ -98,9 +98,46 @@ def test_gradients_that_are_not_finite_change_nothing():
         optimizer = ZeroOptimizer(torch.optim.SGD, net, comm, lr=0.1)
         x, t = sample(0, comm.rank, 0)
         loss(net, (x * (float("nan") if comm.rank else 1.0), t)).backward()
-        with pytest.raises(ArgumentError, match="the step was not taken"):
+        with pytest.raises(ArgumentError, match=r"rank 1 has gradients .*, of 0\.bias, 0\.w"):
+            optimizer.step()
+        for p in net.parameters():
+            p.grad.fill_(1e308)
+        with pytest.raises(ArgumentError, match=r"not taken: [1-9]\d* sums are not finite"):
             optimizer.step()
         return all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
+
+    assert run_threads(2, rank) == [True, True]
+
+
+class ByNorm(torch.optim.SGD):
+    """Divides a gradient by its norm, as LARS does."""
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.grad = p.grad / p.grad.norm()
+        return super().step(closure)
+
+
+ODD_KINDS = {
+    "norm": (ByNorm, {"lr": 0.1}, "depends on the others"),
+    "Adafactor": (torch.optim.Adafactor, {"lr": 0.1}, "depends on the others"),
+    "closure": (torch.optim.LBFGS, {"lr": 0.1}, "TypeError: .*closure"),
+}
+
+
+@pytest.mark.parametrize("name", ODD_KINDS)
+@pytest.mark.parametrize("in_group", [True, False])
+def test_an_optimizer_that_mixes_elements_is_refused(name, in_group):
+    """In vectors of many parameters it would give other numbers than without ranks."""
+    kind, settings, fault = ODD_KINDS[name]
+
+    def rank(comm):
+        net = make()
+        groups = [{"params": list(net.parameters()), **(settings if in_group else {})}]
+        with pytest.raises(ArgumentError, match=f"{kind.__name__} cannot step vectors.*{fault}"):
+            ZeroOptimizer(kind, net, comm, groups=groups, **({} if in_group else settings))
+        return True
 
     assert run_threads(2, rank) == [True, True]
 
