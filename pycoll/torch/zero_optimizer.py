@@ -127,8 +127,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
         Raises:
             ArgumentError: For parameters of several types, on other devices or split over
-                tensor-parallel ranks, groups that have not all of them, or others, and an
-                optimizer that does not treat every element alike.
+                tensor-parallel ranks, groups without some, and kinds that mix elements.
             MismatchError: On every rank, if parameters, groups or settings differ; none moved.
         """
         if clip_norm is not None:
@@ -138,13 +137,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
         self._order, self._clip, self.ledger = order, clip_norm, Ledger()
         facts = [f"optimizer={kind_text(kind)}", f"{bucket_bytes=}", f"{order=!s}", f"{clip_norm=}"]
         self._like_inner = partial(kind, **settings)
-        facts.append(f"fault={(fault := why_not_flat(self._like_inner, self.param_groups))!r}")
-        frozen = check_groups(self.param_groups, module, facts, Channel(comm, "dp", self.ledger))
-        if fault:
-            raise ArgumentError(
-                f"{kind_text(kind)} cannot step vectors of many parameters: {fault}. PyTorch's "
-                "ZeroRedundancyOptimizer leaves parameters whole"
-            )
+        frozen = self._check(kind, module, facts, Channel(comm, "dp", self.ledger))
         model = chain_of(module)
         self._channel = Channel(comm.dup(), "dp", self.ledger)
         self._buckets: list[ZeroBucket] = []
@@ -155,6 +148,19 @@ class ZeroOptimizer(torch.optim.Optimizer):
         self.defaults: Any = self.inner.defaults
         copy_settings(self.inner, self)
         warnings.filterwarnings("ignore", "GradScaler is going to stop passing", FutureWarning)
+
+    def _check(
+        self, kind: Any, module: torch.nn.Module, facts: Sequence[str], channel: Channel
+    ) -> dict[str, torch.Tensor]:
+        """Refuse groups, and a kind that mixes elements, on all ranks; see `check_groups`."""
+        fault = why_not_flat(self._like_inner, self.param_groups)
+        frozen = check_groups(self.param_groups, module, [*facts, f"{fault=}"], channel)
+        if fault:
+            raise ArgumentError(
+                f"{kind_text(kind)} cannot step vectors of many parameters: {fault}. PyTorch's "
+                "ZeroRedundancyOptimizer leaves parameters whole"
+            )
+        return frozen
 
     def _make_blocks(
         self, model: Model, module: torch.nn.Module, bucket_bytes: int
