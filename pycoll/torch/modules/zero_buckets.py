@@ -152,10 +152,12 @@ def why_not_flat(kind: Callable[..., torch.optim.Optimizer], groups: Iterable[Gr
 
     With the settings of each group it steps a matrix, and each of its elements alone.
     """
-    start = torch.tensor([[1.0, -2.0], [3.0, 0.5]], dtype=torch.float64)
-    gradient = torch.tensor([[0.1, 0.4], [-0.2, 0.3]], dtype=torch.float64)
-    elements = list(zip(start.view(4, 1), gradient.view(4, 1), strict=True))
-    for settings in map(hyperparameters, groups):
+    for group in groups:
+        dtype = next((p.dtype for p in group["params"]), torch.float32)
+        start = torch.tensor([[1.0, -2.0], [3.0, 0.5]], dtype=dtype)
+        gradient = torch.tensor([[0.1, 0.4], [-0.2, 0.3]], dtype=dtype)
+        elements = list(zip(start.view(4, 1), gradient.view(4, 1), strict=True))
+        settings = hyperparameters(group)
         try:
             whole = _change(kind, settings, start, gradient).flatten()
             alone = torch.cat([_change(kind, settings, *element) for element in elements])
