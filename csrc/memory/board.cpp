@@ -7,6 +7,7 @@
 
 #include <cstring>
 
+#include "base/descriptors.h"
 #include "base/error.h"
 #include "base/liveness.h"
 #include "base/types.h"
@@ -40,6 +41,7 @@ std::unique_ptr<Board> Board::make(uint64_t cookie, uint32_t world_size, uint32_
   fchmod(board->fd_, 0600);
   if (posix_fallocate(board->fd_, 0, static_cast<off_t>(bytes)) != 0) return nullptr;
   try {
+    move_above_streams(board->fd_);
     board->map(board->fd_, bytes, true);
   } catch (const Error&) {
     return nullptr;

@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "base/descriptors.h"
 #include "base/error.h"
 #include "base/liveness.h"
 #include "base/types.h"
@@ -221,7 +222,7 @@ std::shared_ptr<ControlSegment> ControlSegment::open(int fd, const Geometry& geo
              g.world_size, ", ", g.cell_bytes, ", ", g.mailbox_bytes, ", ", g.start_iteration,
              " on this rank");
   segment->cookie_ = header->cookie;
-  segment->fd_ = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+  segment->fd_ = copy_above_streams(fd);
   return segment;
 }
 

@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "base/descriptors.h"
 #include "base/error.h"
 #include "memory/control.h"
 #include "memory/pool.h"
@@ -42,8 +43,7 @@ Heap::Heap(int fd, uint32_t regions, uint64_t region_bytes)
   }
   COLL_CHECK(uint64_t(status.st_size) == bytes_, "TransportError", "the heap has ", status.st_size,
              " bytes where this rank expects ", regions, " regions of ", region_bytes);
-  // Not a standard stream, even if those are closed: what is written or opened there would meet it.
-  fd_ = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+  fd_ = copy_above_streams(fd);
   COLL_CHECK(fd_ >= 0, "TransportError", "cannot keep the heap open: ", std::strerror(errno));
   void* base = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd_, 0);
   if (base == MAP_FAILED) {

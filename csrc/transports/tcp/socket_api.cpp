@@ -16,6 +16,7 @@
 #include <new>
 #include <utility>
 
+#include "base/descriptors.h"
 #include "base/error.h"
 #include "kernels/fold/fold.h"
 #include "transports/messages/wire.h"
@@ -71,6 +72,7 @@ void SocketApi::open(const std::vector<std::string>& names) {
   arrivals_ = epoll_create1(EPOLL_CLOEXEC);
   COLL_CHECK(epoll_ >= 0 && wake_ >= 0 && moved_ >= 0 && arrivals_ >= 0, "TransportError",
              "epoll: ", std::strerror(errno));
+  for (int* fd : {&epoll_, &wake_, &moved_, &arrivals_}) move_above_streams(*fd);
   epoll_event event{.events = EPOLLIN, .data = {.u64 = peers_.size()}};
   epoll_ctl(epoll_, EPOLL_CTL_ADD, wake_, &event);
   epoll_ctl(arrivals_, EPOLL_CTL_ADD, moved_, &event);
@@ -82,6 +84,7 @@ void SocketApi::open(const std::vector<std::string>& names) {
       own_name_ = p.name;
       continue;
     }
+    move_above_streams(p.socket);
     p.ahead = std::make_unique_for_overwrite<char[]>(kAheadBytes);
     fcntl(p.socket, F_SETFL, fcntl(p.socket, F_GETFL) | O_NONBLOCK);
     ask_often(p.socket, silence_s_);
