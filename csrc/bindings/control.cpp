@@ -17,11 +17,11 @@ namespace {
 
 // Gives up when the time is over; throws when a signal handler has raised.
 Survivors::Check until(double timeout_s) {
-  return [end = deadline_after(timeout_s)](Pulse pulse) {
+  return [end = Deadline(timeout_s)](Pulse pulse) mutable {
     if (pulse == Pulse::kSlice) {
       COLL_CHECK(!check_signals(nullptr), "Interrupted", "shrink was interrupted");
     }
-    return now_ns() >= end;
+    return end.passes();
   };
 }
 

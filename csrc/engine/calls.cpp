@@ -1,6 +1,7 @@
 // Around the iterations of an engine: making it, which plan a call runs, its threads and queue,
 // leaving a failed call, closing.
 #include <algorithm>
+#include <cmath>
 
 #include "base/liveness.h"
 #include "engine/engine.h"
@@ -16,11 +17,6 @@ constexpr uint64_t kLeaveNs = 500'000'000;
 constexpr char kNotHere[] = "this call belongs to the parent process";
 
 }  // namespace
-
-uint64_t deadline_after(double timeout_s) {
-  constexpr double kForever = 1e9;  // seconds
-  return now_ns() + static_cast<uint64_t>(std::clamp(timeout_s, 0.0, kForever) * 1e9);
-}
 
 Engine::Engine(std::shared_ptr<ControlSegment> control, std::shared_ptr<Heap> heap, uint32_t rank,
                const EngineOptions& options)
@@ -284,11 +280,11 @@ bool Engine::done(Ticket ticket) const { return helper() != nullptr && helper()-
 void Engine::wait(Ticket ticket, double timeout_s) {
   COLL_CHECK(fork_guard_.at_home(), "ForkedError", kNotHere);
   COLL_CHECK(helper() != nullptr, "CommClosed", "no call was submitted");
-  const uint64_t deadline = timeout_s < 0 ? UINT64_MAX : deadline_after(timeout_s);
+  Deadline deadline(timeout_s < 0 ? INFINITY : timeout_s);
   if (timeout_s < 0) helper()->help(ticket);  // which may take as long as the calls may
   const bool finished = helper()->wait(ticket, [&](Pulse pulse) {
     check_signals(pulse);
-    return now_ns() >= deadline;
+    return deadline.passes();
   });
   COLL_CHECK(finished, "CollTimeout", "the call has not finished within ", timeout_s,
              " s; it still runs and can be waited for again");

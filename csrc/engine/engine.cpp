@@ -42,7 +42,7 @@ void Engine::begin_call(uint64_t descriptor, uint64_t count, uint32_t site, doub
   descriptor_ = descriptor;
   count_ = count;
   timeout_s_ = timeout_s < 0 ? options_.timeout_s : timeout_s;
-  deadline_ns_ = 0;
+  deadline_.clear();
   signals_ = signals;
   published_ = false;
   if (faults_.pending()) [[unlikely]]
@@ -283,11 +283,11 @@ bool Engine::check_call(uint32_t peer, uint32_t position, Pulse pulse) {
     }
     block_->waiting_position.store(position, kRelaxed);
     // Since when the call waits, as its time limit counts: maybe for another peer at first.
-    if (deadline_ns_ == 0) block_->waiting_since_ns.store(now, kRelaxed);
+    if (!deadline_.is_set()) block_->waiting_since_ns.store(now, kRelaxed);
     block_->waiting_peer.store(static_cast<int32_t>(peer), std::memory_order_release);
   }
-  if (deadline_ns_ == 0) deadline_ns_ = deadline_after(timeout_s_);
-  if (now >= deadline_ns_) {
+  if (!deadline_.is_set()) deadline_ = Deadline(timeout_s_);
+  if (deadline_.passes()) {
     faults_.raise(Cause::kTimeout, faults_.last_in_chain(peer), iteration());
   }
   if (signals_) check_signals(pulse);

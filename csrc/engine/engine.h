@@ -16,6 +16,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/deadline.h"
 #include "base/fork_guard.h"
 #include "base/one_thread.h"
 #include "base/types.h"
@@ -287,7 +288,7 @@ class Engine {
   uint8_t waiting_ = 0;          // kNoted, kTimed
   bool attended_ = false;        // see attend()
   double timeout_s_ = 0;
-  uint64_t deadline_ns_ = 0;  // 0: the call has not had to wait yet
+  Deadline deadline_;  // not set: the call has not had to wait yet
 
   std::shared_ptr<ControlSegment> control_;
   RankBlock* block_;
@@ -305,8 +306,5 @@ class Engine {
   std::atomic<HelperThread*> helper_{nullptr};  // from the first call in the background on
   std::unique_ptr<LivenessHold> alive_;         // null: ranks that are threads need none
 };
-
-// The clock's reading `timeout_s` from now; far in the future for infinity.
-uint64_t deadline_after(double timeout_s);
 
 }  // namespace pycoll

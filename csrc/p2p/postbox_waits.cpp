@@ -36,7 +36,7 @@ class Postbox::Waiter {
 };
 
 uint32_t Postbox::wait(Ticket ticket, double timeout_s) {
-  const uint64_t deadline = deadline_after(timeout_s);
+  Deadline deadline(timeout_s);
   std::unique_lock lock(mutex_);
   const auto it = requests_.find(ticket);
   COLL_CHECK(it != requests_.end(), "ArgumentError", "message ", ticket,
@@ -71,7 +71,7 @@ uint32_t Postbox::wait(Ticket ticket, double timeout_s) {
     finished = wait_until(engine_->policy(), bell_, arrived, [&](Pulse pulse) {
       if (pulse == Pulse::kSlice) note.waits(way, peer, tag);
       try {
-        return engine_->check(peer, pulse) || now_ns() >= deadline;
+        return engine_->check(peer, pulse) || deadline.passes();
       } catch (const Aborted& end) {
         if (has_gone(end) && arrived()) return true;
         throw;
@@ -83,7 +83,7 @@ uint32_t Postbox::wait(Ticket ticket, double timeout_s) {
     throw;
   }
   if (!finished) {
-    COLL_CHECK(now_ns() >= deadline, "PeerLeft", describe(request), closed_text(peer));
+    COLL_CHECK(deadline.passed(), "PeerLeft", describe(request), closed_text(peer));
     if (request.incoming) throw_nothing_came(rank_, request.in.src, request.in.tag, timeout_s);
     throw_error("CollTimeout", late_text(request, timeout_s));
   }
@@ -218,7 +218,7 @@ std::optional<uint32_t> Postbox::take_small(const Mailboxes::RecvRequest& reques
 }
 
 std::optional<Postbox::Envelope> Postbox::probe(int32_t src, int64_t tag, double timeout_s) {
-  const uint64_t deadline = deadline_after(timeout_s);
+  Deadline deadline(timeout_s);
   std::optional<Envelope> found;
   const auto arrived = [&] {
     std::lock_guard guard(mutex_);
@@ -232,8 +232,8 @@ std::optional<Postbox::Envelope> Postbox::probe(int32_t src, int64_t tag, double
   }
   const Waiter waiter(*this);
   wait_until(engine_->policy(), bell_, arrived,
-             [&](Pulse pulse) { return engine_->check(src, pulse) || now_ns() >= deadline; });
-  COLL_CHECK(found || now_ns() >= deadline, "PeerLeft", "probe on rank ", rank_, " for ",
+             [&](Pulse pulse) { return engine_->check(src, pulse) || deadline.passes(); });
+  COLL_CHECK(found || deadline.passed(), "PeerLeft", "probe on rank ", rank_, " for ",
              rank_name(src), closed_text(src));
   return found;
 }

@@ -30,18 +30,16 @@ std::optional<pybind11::bytes> take_found(Box& box, const typename Box::Envelope
 template <typename Box>
 std::optional<std::pair<pybind11::bytes, int32_t>> take_bytes(Box& box, uint32_t type, int32_t src,
                                                               int64_t tag, double timeout_s) {
-  const uint64_t deadline = deadline_after(timeout_s);
-  for (double left_s = timeout_s;;) {
+  Deadline deadline(timeout_s);
+  while (true) {
     const auto found = [&] {
       const Unlocked unlocked;
-      return box.probe(src, tag, left_s);
+      return box.probe(src, tag, deadline.left_s());
     }();
     if (!found) return std::nullopt;
     if (auto data = take_found(box, *found, type, timeout_s)) {
       return std::pair(std::move(*data), static_cast<int32_t>(found->src));
     }
-    const uint64_t now = now_ns();
-    left_s = now < deadline ? 1e-9 * static_cast<double>(deadline - now) : 0;
   }
 }
 

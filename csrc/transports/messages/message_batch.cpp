@@ -253,7 +253,7 @@ void MessageEngine::finish() {
   batch_.erase(batch_.begin());
   end();
   in_call_ = !batch_.empty();
-  deadline_ns_ = 0;
+  deadline_.clear();
 }
 
 void MessageEngine::cancel_batch() {

@@ -3,6 +3,7 @@
 #include "transports/messages/message_engine.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <new>
 
@@ -111,7 +112,7 @@ void MessageEngine::begin(const Job& job, bool signals) {
   if (seq_ <= stale_until_seq_) link_.drop_before(seq_);
   job_ = job;
   if (job_.timeout_s < 0) job_.timeout_s = options_.timeout_s;
-  deadline_ns_ = 0;
+  deadline_.clear();
   waiting_ = {};
   questioned_.clear();
   signals_ = signals;
@@ -273,12 +274,12 @@ void MessageEngine::check_queue(Pulse pulse) {
 
 // Runs calls up to this ticket; false if it takes longer than timeout_s (< 0: no limit).
 bool MessageEngine::await(Ticket until, double timeout_s) {
-  const uint64_t limit = timeout_s < 0 ? UINT64_MAX : deadline_after(timeout_s);
+  Deadline limit(timeout_s < 0 ? INFINITY : timeout_s);
   if (helper() != nullptr) {
     if (timeout_s < 0) helper()->help(until);
     return helper()->wait(until, [&](Pulse pulse) {
       check_signals(pulse);
-      return now_ns() >= limit;
+      return limit.passes();
     });
   }
   return wait_until(
@@ -289,7 +290,7 @@ bool MessageEngine::await(Ticket until, double timeout_s) {
       },
       [&](Pulse pulse) {
         check_queue(pulse);
-        return now_ns() >= limit;
+        return limit.passes();
       });
 }
 

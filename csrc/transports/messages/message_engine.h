@@ -15,6 +15,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/deadline.h"
 #include "base/fork_guard.h"
 #include "base/one_thread.h"
 #include "base/reentrant_mutex.h"
@@ -256,7 +257,7 @@ class MessageEngine {
   uint64_t seq_ = 1;  // of the running call, or of the next
   bool in_call_ = false, signals_ = false;
   Job job_{};
-  uint64_t deadline_ns_ = 0;
+  Deadline deadline_;
   Waiting waiting_{};
   uint64_t waiting_since_ns_ = 0;
   uint64_t answered_ns_ = 0;  // when answer() has looked

@@ -119,14 +119,14 @@ void MessageEngine::check_call(const MessageTask& task, Pulse pulse) {
     waiting_since_ns_ = now;
     if (board_ != nullptr) board_->waits(waiting.peer, waiting.step, now);
   }
-  if (deadline_ns_ == 0) deadline_ns_ = deadline_after(job_.timeout_s);
+  if (!deadline_.is_set()) deadline_ = Deadline(job_.timeout_s);
   const auto peer = static_cast<uint32_t>(std::max(0, waiting.peer));
   const bool late = now - waiting_since_ns_ >= kClosedGraceNs;
   if (waiting.peer >= 0 && late && departed(peer)) {
     fail(Cause::kLeft, peer, "it closed its communicator, or ended, while others waited for it");
   }
   if (waiting.peer >= 0 && now - waiting_since_ns_ >= kQuestionNs) question(peer);
-  if (now >= deadline_ns_) fail(Cause::kTimeout, peer);
+  if (deadline_.passes()) fail(Cause::kTimeout, peer);
   if (signals_) check_signals(pulse);
 }
 

@@ -239,7 +239,7 @@ bool MessagePostbox::forget(Ticket ticket) {
 uint32_t MessagePostbox::wait(Ticket ticket, double timeout_s) {
   COLL_CHECK(engine_->at_home(), "ForkedError", "message ", ticket,
              " belongs to the parent process");
-  const uint64_t deadline = deadline_after(timeout_s);
+  Deadline deadline(timeout_s);
   Item* item = nullptr;
   {
     const std::lock_guard lock(engine_->mutex());
@@ -274,7 +274,7 @@ uint32_t MessagePostbox::wait(Ticket ticket, double timeout_s) {
       const std::lock_guard lock(engine_->mutex());
       // It still arrives if its sender has closed.
       const bool coming = item->incoming && find(item->peer, item->tag, true) != arrived_.end();
-      return (closed && !coming) || now_ns() >= deadline;
+      return (closed && !coming) || deadline.passes();
     });
   } catch (const Error&) {  // whoever hears of it may change or free the memory
     const std::lock_guard lock(engine_->mutex());
@@ -282,7 +282,7 @@ uint32_t MessagePostbox::wait(Ticket ticket, double timeout_s) {
     throw;
   }
   if (!finished) {
-    COLL_CHECK(now_ns() >= deadline, "PeerLeft", describe(*item), closed_text(item->peer));
+    COLL_CHECK(deadline.passed(), "PeerLeft", describe(*item), closed_text(item->peer));
     if (item->incoming) {
       throw_nothing_came(engine_->link().rank(), item->peer, item->tag, timeout_s);
     }
@@ -348,7 +348,7 @@ std::optional<uint32_t> MessagePostbox::take_found(const Envelope& found, void* 
 std::optional<MessagePostbox::Envelope> MessagePostbox::probe(int32_t src, int64_t tag,
                                                               double timeout_s) {
   engine_->poll();
-  const uint64_t deadline = deadline_after(timeout_s);
+  Deadline deadline(timeout_s);
   std::optional<Envelope> found;
   const auto arrived = [&] {
     const std::lock_guard lock(engine_->mutex());
@@ -357,8 +357,8 @@ std::optional<MessagePostbox::Envelope> MessagePostbox::probe(int32_t src, int64
     return found.has_value();
   };
   wait_until(engine_->policy(), engine_->bell(), arrived,
-             [&](Pulse pulse) { return engine_->check(src, pulse) || now_ns() >= deadline; });
-  COLL_CHECK(found || now_ns() >= deadline, "PeerLeft", "probe on rank ", engine_->link().rank(),
+             [&](Pulse pulse) { return engine_->check(src, pulse) || deadline.passes(); });
+  COLL_CHECK(found || deadline.passed(), "PeerLeft", "probe on rank ", engine_->link().rank(),
              " for ", rank_name(src), closed_text(src));
   return found;
 }
