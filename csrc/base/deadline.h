@@ -8,6 +8,9 @@
 
 namespace pycoll {
 
+// When this thread has last got what it waited for besides, such as Python's lock: that counts.
+inline constinit thread_local uint64_t came_back_ns = 0;
+
 // A limit of the time that this process waits. That in which it is stopped does not count: whoever
 // suspends a job stops its peers, too, and all of them have to come back first.
 class Deadline {
@@ -24,7 +27,7 @@ class Deadline {
 
   // Whether it has passed; to be asked at every pulse of a wait.
   bool passes() {
-    const uint64_t now = now_ns(), gap = now - seen_ns_;
+    const uint64_t now = now_ns(), gap = now - std::max(seen_ns_, came_back_ns);
     if (gap > kStoppedNs) at_ns_ += gap;
     seen_ns_ = now;
     return passed();

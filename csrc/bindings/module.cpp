@@ -95,6 +95,7 @@ void raise_in_python(const Error& error) {
 bool check_signals(void*) {
   if (interpreter_is_ending()) return false;
   py::gil_scoped_acquire gil;
+  came_back_ns = now_ns();
   return PyErr_CheckSignals() != 0;
 }
 

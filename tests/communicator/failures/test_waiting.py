@@ -2,12 +2,14 @@
 
 import os
 import subprocess
+import threading
 import time
 
 import numpy as np
 import pytest
 
 import chaos
+from pycoll import CollTimeout
 from pycoll.config import Config
 from pycoll.testing import run_processes
 
@@ -63,3 +65,32 @@ def test_a_job_that_is_suspended_goes_on(call, transport):
             return body(connected)
 
     assert run_processes(2, rank) == [1.0 if call == "recv" else 2.0] * 2
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_waiting_for_the_lock_of_python_counts(transport):
+    """A thread of the program that keeps the lock does not stretch the time limit."""
+
+    def body(comm):
+        over = threading.Event()
+
+        def keep_the_lock():
+            while not over.is_set():
+                sum(range(10**8))  # some seconds
+
+        thread = threading.Thread(target=keep_the_lock)
+        if comm.rank == 0:
+            thread.start()
+            with pytest.raises(CollTimeout):
+                comm.recv(np.ones(1), 1, timeout=2)
+            over.set()
+            thread.join()
+        comm.barrier(timeout=60)
+
+    def rank(comm):
+        if transport == "shm":
+            return body(comm)
+        with chaos.over_tcp(comm, [0, 1], Config(60.0)) as connected:
+            return body(connected)
+
+    run_processes(2, rank, timeout=60)
