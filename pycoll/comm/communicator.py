@@ -12,7 +12,7 @@ from pycoll.comm.growing import GrowingJob
 from pycoll.comm.messages import Messages
 from pycoll.comm.objects import Objects
 from pycoll.comm.observation import Observation
-from pycoll.comm.other_names import NamesFromElsewhere
+from pycoll.comm.other_names import NamesFromElsewhere, name_here
 from pycoll.comm.reductions import MoreReductions
 from pycoll.comm.v_variants import RaggedCollectives
 from pycoll.comm.windows import Windows
@@ -88,7 +88,8 @@ class Communicator(
         attach(session, call_marks)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if not name.startswith("_") and not hasattr(type(self), name):
+        kind = type(self)
+        if not (name.startswith("_") or hasattr(kind, name)) and name_here(name, kind):
             getattr(self, name)  # which says what it is called
         super().__setattr__(name, value)
 

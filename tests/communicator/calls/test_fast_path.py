@@ -118,13 +118,10 @@ def test_time_limits(run):
 def test_other_time_limits_are_looked_at(limit):
     def rank(comm):
         comm.barrier()
-        if limit is True:
-            return comm.barrier(timeout=limit)  # a number, for Python
         with pytest.raises(ArgumentError, match="number of seconds above 0"):
             comm.barrier(timeout=limit)
-        return None
 
-    assert run_threads(1, rank) == [None]
+    run_threads(1, rank)
 
 
 @pytest.mark.parametrize("later", [False, True])
