@@ -9,8 +9,9 @@ namespace {
 
 // How the thread waits: other threads compute meanwhile, so it hardly spins.
 constexpr WaitPolicy kBackground = {.spins = 20, .yield_us = 0};
-// A thread that posts mostly waits at once, and then moves its messages itself.
-constexpr auto kHeadStart = std::chrono::microseconds(200);
+// A thread that posts mostly waits at once, and then moves its messages itself: it is left to do so
+// for a while, which doubles up to a limit whenever it was not needed to wake up.
+constexpr std::chrono::microseconds kHeadStart(200), kLongHeadStart(1600);
 
 }  // namespace
 
@@ -190,18 +191,25 @@ bool Postbox::forget(Ticket ticket) {
 
 // The thread: moves messages while something is under way and no other thread waits.
 void Postbox::serve() {
+  auto head_start = kHeadStart;
   std::unique_lock lock(mutex_);
   while (!closing_) {
     work_->wait(lock, [&] { return closing_ || thread_busy_; });
+    const Ticket newest = newest_;
+    work_->wait_for(lock, head_start, [&] { return closing_; });
+    head_start = std::min(2 * head_start, kLongHeadStart);
+    thread_busy_ = !idle() || newest_ != newest;  // more may be posted: to be woken takes longer
+    if (idle() || oldest() > newest) continue;
     lock.unlock();
-    std::this_thread::sleep_for(kHeadStart);
     std::exception_ptr error;
     try {
       wait_until(
           kBackground, bell_,
           [&] {
             std::lock_guard guard(mutex_);
+            const size_t before = under_way();
             if (!idle()) progress();
+            if (under_way() < before) head_start = kHeadStart;
             thread_busy_ = !idle();
             return !thread_busy_;
           },
@@ -214,6 +222,11 @@ void Postbox::serve() {
     fail_all(error);
     thread_busy_ = false;
   }
+}
+
+Postbox::Ticket Postbox::oldest() const {
+  if (incoming_.empty()) return outgoing_.front();
+  return outgoing_.empty() ? incoming_.front() : std::min(incoming_.front(), outgoing_.front());
 }
 
 void Postbox::close() {

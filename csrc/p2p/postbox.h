@@ -98,6 +98,7 @@ class Postbox {
   void enter(Request request);
   std::optional<Request> take_back(Ticket ticket);
   std::optional<uint32_t> take_small(const Mailboxes::RecvRequest& request);
+  static uint32_t outcome(const Request& ended);
   uint32_t wait_or_forget(Ticket ticket, double timeout_s);
   void progress();
   void progress_incoming();
@@ -106,7 +107,9 @@ class Postbox {
   void fail_all(const std::exception_ptr& error);
   void withdraw_all();
   void serve();
-  bool idle() const { return closing_ || waiters_ > 0 || (outgoing_.empty() && incoming_.empty()); }
+  size_t under_way() const { return outgoing_.size() + incoming_.size(); }
+  Ticket oldest() const;  // of what is
+  bool idle() const { return closing_ || waiters_ > 0 || under_way() == 0; }
   void wake_thread();
   std::string describe(const Request& request) const;
   std::string late_text(const Request& request, double timeout_s) const;

@@ -43,6 +43,7 @@ uint32_t Postbox::wait(Ticket ticket, double timeout_s) {
              " was waited for, or its communicator closed");
   Request& request = it->second;  // stays where it is while others come and go
   COLL_CHECK(!request.awaited, "ConcurrentUseError", "another thread waits for message ", ticket);
+  if (request.state != State::kPosted) return outcome(requests_.extract(it).mapped());
   request.awaited = true;
   const int32_t peer = request.incoming ? request.in.src : static_cast<int32_t>(request.out.dst);
   ++waiters_;
@@ -88,12 +89,14 @@ uint32_t Postbox::wait(Ticket ticket, double timeout_s) {
     throw_error("CollTimeout", late_text(request, timeout_s));
   }
   lock.lock();
-  const std::exception_ptr error = request.error;
-  const uint32_t sender = request.sender;
-  requests_.erase(ticket);
+  const auto ended = requests_.extract(ticket);
   lock.unlock();
-  if (error != nullptr) std::rethrow_exception(error);
-  return sender;
+  return outcome(ended.mapped());
+}
+
+uint32_t Postbox::outcome(const Request& ended) {
+  if (ended.error != nullptr) std::rethrow_exception(ended.error);
+  return ended.sender;
 }
 
 void Postbox::finish_send(Ticket ticket, double timeout_s) {
