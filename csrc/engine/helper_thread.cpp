@@ -1,5 +1,6 @@
 #include "engine/helper_thread.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <system_error>
@@ -69,10 +70,15 @@ HelperThread::Ticket HelperThread::submit(Work work, Start start) {
     queue_.push_back(std::move(work));
     show_queue();
     ticket = submitted_.fetch_add(1, std::memory_order_release) + 1;
+    if (start == Start::kNow) urgent_.store(ticket, std::memory_order_seq_cst);
   }
-  notify(work_word_, {&work_word_, &work_sleepers_});
-  if (start == Start::kNow && napping_.load(std::memory_order_seq_cst)) wake({&work_word_});
+  tell_of_work(start);
   return ticket;
+}
+
+void HelperThread::tell_of_work(Start start) {
+  notify(work_word_, {&work_word_, &work_sleepers_});
+  if (start == Start::kNow) notify(urgent_word_, {&urgent_word_, &nappers_});
 }
 
 bool HelperThread::over() const { return stopping_.load(std::memory_order_acquire) && idle(); }
@@ -84,26 +90,32 @@ void HelperThread::serve() {
   }
 }
 
+bool HelperThread::waits(Ticket until) const {
+  const uint64_t started = started_.load(std::memory_order_acquire);
+  return done(started) && until > started;
+}
+
 // Sleeps until there is work that nobody runs. To be woken costs whoever queues work more than a
-// small call, so for a while behind the last work it wakes by itself.
+// small call, so for a while behind the last work it wakes by itself. It then takes what was queued
+// before the nap: whoever has just queued some may be about to wait for it.
 void HelperThread::await_work() {
-  const auto ready = [this] {
-    const uint64_t started = started_.load(std::memory_order_acquire);
-    return (done(started) && last() > started) || over();
-  };
+  if (waits(last())) return;
+  const auto due = [this] { return over() || waits(urgent_.load(std::memory_order_seq_cst)); };
   uint64_t known = 0, until = 0;
-  for (;;) {
+  for (uint32_t nap_us = kNapUs;; nap_us = std::min(2 * nap_us, kLongNapUs)) {
     const uint64_t submitted = last(), now = now_ns();
     if (submitted != known) until = now + kAwakeNs;
-    known = submitted;
     if (now >= until) break;
-    const uint32_t seen = load_bell({&work_word_});
-    napping_.store(true, std::memory_order_seq_cst);
-    if (!ready()) sleep_on({&work_word_}, seen, kNapUs);
-    napping_.store(false, std::memory_order_relaxed);
-    if (ready()) return;
+    known = submitted;
+    const uint32_t seen = load_bell({&urgent_word_});
+    nappers_.store(1, std::memory_order_seq_cst);
+    if (!due()) sleep_on({&urgent_word_}, seen, nap_us);
+    nappers_.store(0, std::memory_order_relaxed);
+    if (due() || waits(known)) return;
   }
-  wait_until(kIdle, {&work_word_, &work_sleepers_}, ready, kNeverGiveUp);
+  wait_until(
+      kIdle, {&work_word_, &work_sleepers_}, [this] { return waits(last()) || over(); },
+      kNeverGiveUp);
 }
 
 bool HelperThread::run_next(bool helped) {
@@ -137,7 +149,7 @@ bool HelperThread::run_next(bool helped) {
     more = !queue_.empty() || stopping_.load(std::memory_order_relaxed);
   }
   notify(done_word_, {&done_word_, &done_sleepers_});
-  if (helped && more) notify(work_word_, {&work_word_, &work_sleepers_});
+  if (helped && more) tell_of_work(waits(urgent_) ? Start::kNow : Start::kSoon);
   if (interrupt) std::rethrow_exception(interrupt);
   return true;
 }
@@ -171,7 +183,7 @@ void HelperThread::stop() {
     std::lock_guard lock(mutex_);
     stopping_.store(true, std::memory_order_release);
   }
-  notify(work_word_, {&work_word_, &work_sleepers_});
+  tell_of_work(Start::kNow);
   thread_->join();
   thread_.reset();
 }

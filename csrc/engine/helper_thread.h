@@ -31,9 +31,10 @@ class HelperThread {
   HelperThread& operator=(const HelperThread&) = delete;
 
   // When the thread looks at work that is queued: at once, for which it may have to be woken; or
-  // within kNapUs, so that whoever waits soon runs it instead.
+  // within two naps, so that whoever waits soon runs it instead. Naps are as long as the first one,
+  // and longer while others run all work.
   enum class Start : uint8_t { kNow, kSoon };
-  static constexpr uint32_t kNapUs = 100;
+  static constexpr uint32_t kNapUs = 100, kLongNapUs = 800;
 
   // Queues work; an exception it throws is kept for error(). Tickets count up from 1. This, help()
   // and wait() throw ConcurrentUseError inside of a wait of the same thread: in a signal handler.
@@ -69,10 +70,12 @@ class HelperThread {
   class Waiting;
   void serve();
   void await_work();
+  bool waits(Ticket until) const;  // work up to this ticket, for a thread to run it
   bool over() const;
   void refuse_nested() const;
   bool run_next(bool helped);  // false if there is nothing to run, or another thread runs work
   void notify(std::atomic<uint32_t>& word, const Bell& bell);
+  void tell_of_work(Start start);
   void show_queue();  // under mutex_
 
   const WaitPolicy policy_;
@@ -83,7 +86,8 @@ class HelperThread {
   std::atomic<uint64_t> submitted_{0}, started_{0}, finished_{0};
   std::atomic<bool> stopping_{false};
   std::atomic<uint32_t> work_word_{0}, work_sleepers_{0};
-  std::atomic<bool> napping_{false};  // the thread sleeps, but not for long
+  std::atomic<Ticket> urgent_{0};  // the latest that is to start now
+  std::atomic<uint32_t> urgent_word_{0}, nappers_{0};  // the thread sleeps, but not for long
   std::atomic<uint32_t> done_word_{0}, done_sleepers_{0};
   std::unique_ptr<std::thread> thread_;
 };

@@ -33,7 +33,7 @@ case $mode in
     pick='test_(message_frames|socket_(api|ends)|plan_inputs)' watched='csrc/(transports/(messages|tcp)/|engine/plan)' ;;
   short-tsan)
     flags=(-O1 -g1 "${thread[@]}")
-    pick='test_(faults|survivors|trace)' watched='csrc/(engine|base|memory|p2p)/' ;;
+    pick='test_(faults|helper_thread|survivors|trace)' watched='csrc/(engine|base|memory|p2p)/' ;;
   fuzz)
     flags=(-O2 -g1 "${address[@]}")
     pick='test_(message_frames|plan_inputs)' watched='csrc/(transports/(messages|tcp)|engine)/' ;;

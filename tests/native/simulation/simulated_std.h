@@ -81,7 +81,8 @@ int process_id();
 int try_lock(const void* lock);
 int lock(const void* lock);
 int unlock(const void* lock);
-void wait_for_notice(const void* condition, const void* lock);
+void wait_for_notice(const void* condition, const void* lock, uint64_t until_ns = UINT64_MAX);
+uint64_t now();  // simulated nanoseconds
 void notify(const void* condition);
 // Threads of the running process.
 unsigned long thread_id();  // of the running one; never 0
@@ -139,6 +140,15 @@ class simulated_condition_variable {
   template <typename Ready>
   void wait(unique_lock<simulated_mutex>& lock, Ready ready) {
     while (!ready()) simulation::wait_for_notice(this, lock.mutex());
+  }
+  template <typename Ready>
+  bool wait_for(unique_lock<simulated_mutex>& lock, chrono::nanoseconds time, Ready ready) {
+    const uint64_t until = simulation::now() + uint64_t(time.count());
+    while (!ready()) {
+      if (simulation::now() >= until) return false;
+      simulation::wait_for_notice(this, lock.mutex(), until);
+    }
+    return true;
   }
   void notify_one() { simulation::notify(this); }  // to others it is a wake-up without a reason
 };

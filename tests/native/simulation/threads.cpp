@@ -63,9 +63,9 @@ int unlock(const void* address) {
   return 0;
 }
 
-void wait_for_notice(const void* condition, const void* address) {
+void wait_for_notice(const void* condition, const void* address, uint64_t until_ns) {
   release(address);
-  block(condition, UINT64_MAX);
+  block(condition, until_ns);
   lock(address);
 }
 
