@@ -86,7 +86,7 @@ class HelperThread {
   std::atomic<uint64_t> submitted_{0}, started_{0}, finished_{0};
   std::atomic<bool> stopping_{false};
   std::atomic<uint32_t> work_word_{0}, work_sleepers_{0};
-  std::atomic<Ticket> urgent_{0};  // the latest that is to start now
+  std::atomic<Ticket> urgent_{0};                      // the latest that is to start now
   std::atomic<uint32_t> urgent_word_{0}, nappers_{0};  // the thread sleeps, but not for long
   std::atomic<uint32_t> done_word_{0}, done_sleepers_{0};
   std::unique_ptr<std::thread> thread_;

@@ -36,7 +36,7 @@ class ObjectReceives(weakref.WeakValueDictionary[int, Any]):
     def __init__(self) -> None:
         """Begin without any."""
         super().__init__()
-        self.lock = threading.RLock()
+        self.lock: threading.RLock = threading.RLock()
 
     def first(self, last: int) -> list[Any]:
         """Return those up to this number; other threads may add some meanwhile."""
