@@ -8,8 +8,9 @@
 
 namespace pycoll {
 
-// When this thread has last waited for something else, such as Python's lock: that counts, too.
-inline constinit thread_local uint64_t left_ns = 0, back_ns = 0;
+// When this thread has last gone to wait for something else, such as Python's lock, and come back:
+// that time counts, too.
+inline constinit thread_local uint64_t went_away_ns = 0, came_back_ns = 0;
 
 // A limit of the time that this process waits. That in which it is stopped does not count: whoever
 // suspends a job stops its peers, too, and all of them have to come back first.
@@ -27,7 +28,8 @@ class Deadline {
 
   // Whether it has passed; to be asked at every pulse of a wait.
   bool passes() {
-    const uint64_t now = now_ns(), elsewhere = left_ns >= seen_ns_ ? back_ns - left_ns : 0;
+    const uint64_t now = now_ns(),
+                   elsewhere = went_away_ns >= seen_ns_ ? came_back_ns - went_away_ns : 0;
     const uint64_t gap = now - seen_ns_ - elsewhere;
     if (gap > kStoppedNs) at_ns_ += gap;
     seen_ns_ = now;

@@ -94,9 +94,9 @@ void raise_in_python(const Error& error) {
 
 bool check_signals(void*) {
   if (interpreter_is_ending()) return false;
-  left_ns = now_ns();
+  went_away_ns = now_ns();
   py::gil_scoped_acquire gil;
-  back_ns = now_ns();
+  came_back_ns = now_ns();
   return PyErr_CheckSignals() != 0;
 }
 
