@@ -6,6 +6,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include "base/error.h"
 #include "bindings/bindings.h"
@@ -168,11 +169,20 @@ py::object set_handler(const py::object& handler) {
   return py::reinterpret_steal<py::object>(before);
 }
 
+// Makes an object the base of an array, also of one that owns its memory: the array holds it, and
+// lets go of it before it frees that memory. NumPy's own function does so once only.
+void set_base(const py::array& array, const py::object& base) {
+  PyObject* const given = base.is_none() ? nullptr : base.ptr();
+  Py_XINCREF(given);
+  Py_XDECREF(std::exchange(py::detail::array_proxy(array.ptr())->base, given));
+}
+
 }  // namespace
 
 void bind_memory(py::module_& m) {
   using namespace pybind11::literals;
   m.def("set_numpy_handler", &set_handler, "handler"_a);
+  m.def("set_base", &set_base, "array"_a, "base"_a);
   m.def("available_memory", &available_memory, "root"_a = "");
   OwnedClass<Heap>(m, "Heap")
       .def(made<Heap, int, uint32_t, uint64_t>(), "fd"_a, "regions"_a, "region_bytes"_a)

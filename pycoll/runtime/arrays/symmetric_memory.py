@@ -122,7 +122,7 @@ class Memory:
         owner = _owner(array) if isinstance(x, np.ndarray) else None
         keep: Any = x, array  # the view keeps what could be resized, a bytearray, where it is
         if owner is not None:  # nobody else can free the memory, so it need not be kept alive
-            keep = weakref.finalize(owner, self._end, start)
+            keep = weakref.finalize(_keeper(owner), self._end, start)
             keep.atexit = False
         elif hasattr(x, "data_ptr"):  # a tensor, which has other memory after `resize_`
             moved.watch(x.data_ptr)
@@ -131,6 +131,7 @@ class Memory:
             raising(moved.move_in, self.region, start, array.nbytes)
         except BaseException:  # an interrupt comes when it has been moved
             self._move_back(start)
+            _drop_keeper(owner)
             raise
 
     def unregister(self, x: Any) -> None:
@@ -146,6 +147,7 @@ class Memory:
             lent = any(loan.registration is moved for loan in self._lent)
             whose = "in the background" if lent else "of another thread"
             raise ArgumentError(f"x is in use by a call {whose}; wait for it first")
+        _drop_keeper(_owner(given.array))
 
     def hold(self, parts: Sequence[RegisteredPart]) -> list[_C.Hold]:
         """Keep registered arrays where they are until the last of what this returns has ended.
@@ -318,8 +320,28 @@ class PlainMemory(Memory):
     holds = has
 
 
+class _Keeper:
+    """The base of an array that owns its memory, which it does not keep.
+
+    It ends with the array, but before that memory is freed. References to the array itself may end
+    later than its memory, and do so with NumPy 2.5.
+    """
+
+
 def _owner(array: np.ndarray) -> np.ndarray | None:
     """Return the array whose end is the end of the memory, or None if it is no array."""
     while isinstance(array.base, np.ndarray):
         array = array.base
-    return array if array.base is None and array.flags.owndata else None
+    return array if isinstance(array.base, _Keeper | None) and array.flags.owndata else None
+
+
+def _keeper(owner: np.ndarray) -> _Keeper:
+    if owner.base is None:
+        _C.set_base(owner, _Keeper())
+    return owner.base
+
+
+def _drop_keeper(owner: np.ndarray | None) -> None:
+    """Take away the base of an array of which no part is registered any more."""
+    if owner is not None and owner.base is not None and not weakref.getweakrefcount(owner.base):
+        _C.set_base(owner, None)

@@ -237,6 +237,38 @@ def test_what_registering_does():
     assert run_processes(2, rank) == [False, False]
 
 
+def test_two_parts_of_an_array_end_with_it():
+    def rank(comm):
+        x = np.full(200_000, comm.rank + 1.0)
+        parts = x[:100_000], x[100_000:]
+        for part in parts:
+            comm.register(part)
+            assert is_direct(comm, part, part)
+        comm.unregister(parts[0])
+        with pytest.raises(ValueError, match="resize"):
+            x.resize(100)
+        comm.register(parts[0])
+        comm.all_reduce(x, out=x)
+        assert (x == 3).all()
+        for part in parts:
+            comm.unregister(part)
+        del part, parts
+        assert x.base is None
+        x.resize(300_000, refcheck=False)  # as before it was registered
+        comm.register(x)
+        assert x.base is not None
+        with pytest.raises(ArgumentError, match="registered already"):
+            comm.register(x[1000:])
+        x.fill(comm.rank)
+        comm.all_reduce(x, out=x)
+        assert (x == 1).all()
+        heap = comm._session.memory.heap
+        del x
+        return heap.is_aliased(0, 2**63)
+
+    assert run_processes(2, rank) == [False, False]
+
+
 def test_registered_memory_is_freed():
     def rank(comm):
         for _ in range(30):  # more than the region holds
