@@ -71,7 +71,7 @@ class TaggedMessages(MessageEnds):
         """See `pycoll.Communicator.recv`."""
         limit = self.limit(timeout)
         try:
-            target = self._to_receive(x, src, 0 if tag == ANY else tag)
+            _held, *target = self._to_receive(x, src, 0 if tag == ANY else tag)
             return self._take_any(target, src, limit) if tag == ANY else self.take(target, limit)
         except (CollTimeout, PeerLeft) as error:
             self._name_what_waits(error)
@@ -116,7 +116,7 @@ class TaggedMessages(MessageEnds):
 
     def irecv(self, x: Any, src: int, tag: int) -> MessageWork:
         """See `pycoll.Communicator.irecv`."""
-        return self._received(x, self._to_receive(x, src, tag))
+        return self._received(*self._to_receive(x, src, tag))
 
     def sendrecv(
         self,
@@ -132,10 +132,10 @@ class TaggedMessages(MessageEnds):
             return one_way(self, x, dst, out, src, tags, timeout)
         limit = self.limit(timeout)
         x, *message = self._to_send(x, dst, tags[0])
-        coming = self._to_receive(out, src, tags[1])
+        out, *coming = self._to_receive(out, src, tags[1])
         if _C.address(x) == coming[0]:
             x, message = _copied(x, message)
-        received = self._received(out, coming)
+        received = self._received(out, *coming)
         try:
             if ticket := self._post(message):
                 self._finish_send(ticket, x, limit)
@@ -155,7 +155,7 @@ class TaggedMessages(MessageEnds):
             given, *message = self._to_send(x, dst, tag)
             given, message = _copied(given, message)
             going = MessageWork(self, self._post(message), given, True)
-        return None if target is None else self._received(x, target), going
+        return None if target is None else self._received(*target), going
 
     def finish_exchange(self, coming: int, going: int, x: Any, limit: float) -> int:
         """Wait for two messages in the postbox; return who sent the one that comes."""
@@ -311,8 +311,8 @@ class TaggedMessages(MessageEnds):
         x, *where, _, dst, tag = self._to_send(np.frombuffer(data, np.uint8), dst, tag)
         return x, *where, _OBJECT, dst, tag
 
-    def _to_receive(self, x: Any, src: int, tag: int) -> tuple[int, ...]:
-        """Return what the engine needs to know of an array that is to be filled."""
+    def _to_receive(self, x: Any, src: int, tag: int) -> tuple[Any, ...]:
+        """Return what keeps memory that is to be filled in its place, and what the engine needs."""
         _ = self.postbox()  # raises CommClosed
         plain = _C.stretch(x, True)
         code = None if plain is None else _CODES.get(x.dtype)
@@ -322,15 +322,15 @@ class TaggedMessages(MessageEnds):
                 raise ArgumentError(f"{text}: recv(x, src)")
             target = view(x, "x")
             check_output(target, target.array.shape, None, "x")
-            plain, code = (target.pointer, target.array.nbytes), target.code
-            _remember(x, code)
-        return *plain, code, self._source(src), self._tag(tag)
+            _remember(x, code := target.code)
+            x, plain = target.array, (target.pointer, target.array.nbytes)
+        return x, *plain, code, self._source(src), self._tag(tag)
 
     def _post(self, message: Sequence[int]) -> int:
         ticket: int = self.messaging(self.postbox().send, *message)
         return ticket
 
-    def _received(self, x: Any, message: Sequence[int]) -> MessageWork:
+    def _received(self, x: Any, *message: int) -> MessageWork:
         postbox = self.postbox()
         with self.memory.holding(*message[:2]) as part:
             work = MessageWork(self, self.messaging(postbox.recv, *message), x, False)

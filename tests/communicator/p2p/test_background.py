@@ -1,6 +1,7 @@
 """Messages in the background: isend, irecv, sendrecv, probe, and waiting for any or all."""
 
 import time
+from array import array
 
 import numpy as np
 import pytest
@@ -31,6 +32,24 @@ def test_around_the_ring(run):
         return True
 
     assert all(run(3, ranks))
+
+
+@pytest.mark.parametrize("make", [bytearray, lambda data: array("d", data)])
+def test_memory_that_a_message_comes_into_stays_where_it_is(run, make):
+    """Python refuses to resize it, as while NumPy looks at it."""
+
+    def ranks(comm):
+        left, right = neighbours(comm)
+        x = make(bytes(80))
+        coming = comm.irecv(x, left)
+        with pytest.raises(BufferError):
+            x.extend(x)
+        comm.isend(make(bytes([comm.rank]) * 80), right).wait()
+        coming.wait()
+        x.extend(x)
+        return bytes(x) == bytes([left]) * 160
+
+    assert all(run(2, ranks))
 
 
 def test_what_came_before_is_not_lost(run):
