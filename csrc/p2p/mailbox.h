@@ -88,6 +88,8 @@ class Mailboxes {
   // Moves what has landed in a user's array so far to memory of our own, because the caller gives
   // up. Without memory for it the communicator fails.
   void keep_copies();
+  // Forgets what has arrived: a user's array may be gone in which some of it lies.
+  void drop_all() { arrived_.clear(); }
 
  private:
   struct Ring;

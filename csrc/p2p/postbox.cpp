@@ -163,8 +163,13 @@ void Postbox::fail_all(const std::exception_ptr& error) {
   looked_ = 0;
 }
 
+// In a child made by fork messages are the parent's, and so may be the mutex.
+void Postbox::check_home() const {
+  if (!engine_->at_home()) engine_->check(kNoRank, Pulse::kOnce);
+}
+
 bool Postbox::done(Ticket ticket) {
-  if (!engine_->at_home()) return false;  // messages are the parent's; so may be the mutex
+  if (!engine_->at_home()) return false;
   std::lock_guard lock(mutex_);
   try {
     progress();
@@ -176,6 +181,7 @@ bool Postbox::done(Ticket ticket) {
 }
 
 bool Postbox::forget(Ticket ticket) {
+  check_home();
   std::lock_guard lock(mutex_);
   const auto place = std::find(incoming_.begin(), incoming_.end(), ticket);
   const bool expected = place != incoming_.end();
@@ -245,6 +251,7 @@ void Postbox::close() {
     incoming_.clear();
     recvs_.clear();
     looked_ = 0;
+    boxes_.drop_all();
     work_->notify_one();
     last = std::move(thread_);
   }

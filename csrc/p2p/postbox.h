@@ -36,7 +36,7 @@ class Postbox {
   Ticket send(const void* data, uint64_t nbytes, uint32_t type, uint32_t dst, uint32_t tag);
   Ticket recv(void* data, uint64_t nbytes, uint32_t type, int32_t src, uint32_t tag);
 
-  // In a child made by fork nothing is: messages are its parent's.
+  // In a child made by fork nothing is, and to wait throws: messages are its parent's.
   bool done(Ticket ticket);
 
   // Gives up a recv that nobody waits for: its message, if it comes, is kept for another one, and
@@ -94,6 +94,7 @@ class Postbox {
     bool awaited = false;
   };
 
+  void check_home() const;
   Ticket post(Request request);
   void enter(Request request);
   std::optional<Request> take_back(Ticket ticket);

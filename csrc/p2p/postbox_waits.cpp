@@ -36,6 +36,7 @@ class Postbox::Waiter {
 };
 
 uint32_t Postbox::wait(Ticket ticket, double timeout_s) {
+  check_home();
   Deadline deadline(timeout_s);
   std::unique_lock lock(mutex_);
   const auto it = requests_.find(ticket);
@@ -100,6 +101,7 @@ uint32_t Postbox::outcome(const Request& ended) {
 }
 
 void Postbox::finish_send(Ticket ticket, double timeout_s) {
+  check_home();
   try {
     wait(ticket, timeout_s);
     return;
@@ -221,6 +223,7 @@ std::optional<uint32_t> Postbox::take_small(const Mailboxes::RecvRequest& reques
 }
 
 std::optional<Postbox::Envelope> Postbox::probe(int32_t src, int64_t tag, double timeout_s) {
+  check_home();
   Deadline deadline(timeout_s);
   std::optional<Envelope> found;
   const auto arrived = [&] {

@@ -124,7 +124,7 @@ class MessageWork(_Message, Work):
         if self._ended:
             return False
         postbox, memory = self._session.postbox(), self._take_back()
-        expected: bool = postbox.forget(self._ticket)
+        expected: bool = self._session.messaging(postbox.forget, self._ticket)
         del memory  # nothing comes into it any more
         return expected
 

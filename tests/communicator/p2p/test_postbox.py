@@ -11,6 +11,7 @@ import pytest
 from communicator.memory.test_messages_memory import MIB, limit_memory
 from pycoll import _C
 from pycoll.config import Config
+from pycoll.errors import CommClosed, ForkedError, PeerLeft
 from pycoll.testing import run_processes
 
 
@@ -77,6 +78,75 @@ def test_a_forked_child_takes_no_messages_of_its_parent():
         return found
 
     assert run_processes(2, rank, timeout=30) == [[1, 0] * 8, []]
+
+
+IN_CHILD = {
+    "wait": lambda comm, coming, going: coming.wait(1),
+    "wait for one that is sent": lambda comm, coming, going: going.wait(1),
+    "forget": lambda comm, coming, going: coming.forget(),
+    "give up": lambda comm, coming, going: going.give_up(),
+    "probe": lambda comm, coming, going: comm.probe(1, timeout=1),
+}
+
+
+@pytest.mark.parametrize("use", IN_CHILD)
+def test_a_forked_child_is_refused_the_messages_of_its_parent(use):
+    """It would take what comes for the parent, or wait for a thread that is not there."""
+
+    def rank(comm):
+        x, y, codes = np.zeros(1 << 19), np.ones(1 << 19), []
+        for _ in range(6):
+            work = comm.irecv(x, 1 - comm.rank)
+            going = comm.isend(y, 1 - comm.rank)
+            if comm.rank == 0:
+                pid = os.fork()
+                if pid == 0:
+                    signal.alarm(10)
+                    try:
+                        IN_CHILD[use](comm, work, going)
+                    except ForkedError:
+                        os._exit(0)
+                    os._exit(not going.done())  # unless it had been sent before
+                codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+            work.wait()
+            going.wait()
+        return codes, float(x.min())
+
+    found = run_processes(2, rank, config=Config(timeout_s=20), timeout=60)
+    assert found == [([0] * 6, 1.0), ([], 1.0)]
+
+
+def test_a_communicator_closes_while_a_thread_waits_for_another_message():
+    """The array is gone in which half of one lies: nobody looks at that half again."""
+
+    def rank(comm):
+        ends = []
+
+        def waits(work):
+            try:
+                work.wait()
+            except CommClosed:
+                ends.append("closed")
+
+        for _ in range(5):
+            x, twin = np.zeros(32 << 20 if comm.rank == 0 else 1), comm.dup()
+            if comm.rank == 0:
+                twin.irecv(x, 1)
+                never = twin.irecv(np.zeros(3), 1, tag=2)
+                thread = threading.Thread(target=waits, args=[never])
+                thread.start()
+                while not x[0]:
+                    time.sleep(0.001)
+                twin.close()
+                x = None
+                thread.join()
+            else:
+                with pytest.raises(PeerLeft):
+                    twin.isend(np.ones(32 << 20), 0).wait()
+                twin.close()
+        return ends
+
+    assert run_processes(2, rank, config=Config(timeout_s=20), timeout=60) == [["closed"] * 5, []]
 
 
 def test_a_postbox_closes_in_the_middle_of_a_message():
