@@ -92,6 +92,8 @@ comm.all_reduce(np.ones(3))
 def test_a_forked_child_that_runs_to_its_end(program):
     """It inherits what runs at exit; none of that may touch the parent's communicator."""
     text = """
+import warnings
+warnings.simplefilter("ignore", DeprecationWarning)  # of threads that libraries have, from 3.12 on
 comm = pycoll.init(timeout=30)
 x = comm.empty(5000)
 x[:] = 1

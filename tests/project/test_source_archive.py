@@ -30,7 +30,7 @@ def test_what_the_build_needs_is_in_the_archive(tmp_path):
     tree = shutil.copytree(ROOT, tmp_path / "tree", ignore=BUILT)
     make = "from setuptools import build_meta; print(build_meta.build_sdist('..'))"
     with tarfile.open(tmp_path / run("-c", make, cwd=tree)) as archive:
-        archive.extractall(tmp_path)
+        archive.extractall(tmp_path, filter="data")
     (unpacked,) = tmp_path.glob("pycollectives-*/")
     told = metadata.PathDistribution(unpacked).metadata  # of PKG-INFO
     assert (told["Name"], told["Version"]) == ("pycollectives", pycoll.__version__)

@@ -49,8 +49,9 @@ _CALL = r"Communicator\.(\w+)\(\)"
 
 def explained(text: str) -> str:
     """Return the text that Python has for wrong arguments, with what they are here."""
-    more = _positional(text) or _keyword(text)
-    return f"{text}; {more}" if more else text
+    plain = re.sub(r"\. Did you mean '\w+'\?$", "", text)  # what Python 3.13 guesses
+    more = _positional(plain) or _keyword(plain)
+    return f"{plain}; {more}" if more else text
 
 
 def explains(function: _F) -> _F:
@@ -83,10 +84,7 @@ def _positional(text: str) -> str:
 
 
 def _keyword(text: str) -> str:
-    more = r"(?:\. Did you mean '\w+'\?)?"  # of Python 3.13
-    said = re.fullmatch(
-        rf"(?:{_CALL}|init\(\)) got an unexpected keyword argument '(\w+)'{more}", text
-    )
+    said = re.fullmatch(rf"(?:{_CALL}|init\(\)) got an unexpected keyword argument '(\w+)'", text)
     if said is None:
         return ""
     if said[1] is None:  # perhaps another init, for which this text is no lie
