@@ -51,7 +51,8 @@ def _alike(target: np.ndarray, value: Any) -> np.ndarray:
     try:
         given = np.asarray(value)
         if given.dtype.kind in "iu" and not isinstance(value, (np.ndarray, np.generic)):
-            given = np.array(value, target.dtype)  # of Python's integers any that fit
+            _check_range(given, target.dtype)  # of Python's integers any that fit
+            given = given.astype(target.dtype)
         given = given.astype(target.dtype, casting="same_kind", copy=False)
         return np.broadcast_to(given, target.shape)
     except (TypeError, ValueError, OverflowError) as error:
@@ -59,3 +60,11 @@ def _alike(target: np.ndarray, value: Any) -> np.ndarray:
         if target.ndim:
             what = f"elements of {target.dtype} and shape {target.shape}"
         raise ArgumentError(f"{value!r} is not for {what}: {error}") from None
+
+
+def _check_range(given: np.ndarray, dtype: np.dtype) -> None:
+    if dtype.kind not in "iu" or not given.size:
+        return
+    least, most = np.iinfo(dtype).min, np.iinfo(dtype).max
+    if given.min() < least or given.max() > most:
+        raise OverflowError(f"integers of {dtype} are from {least} to {most}")

@@ -98,7 +98,7 @@ MISUSED = {
     "integers and slices for the place, not [0, 1]": lambda w: w.fetch_add(0, [0, 1], 1),
     "integers and slices for the place, not True": lambda w: w.compare_swap(0, True, 0, 1),
     "1.5 is not for an element of int32": lambda w: w.fetch_add(0, 0, 1.5),
-    "is not for an element of int32: Python integer": lambda w: w.fetch_add(0, 0, 1 << 40),
+    "int32: integers of int32 are from -2147483648 to 2": lambda w: w.fetch_add(0, 0, 1 << 40),
     "[1, 2] is not for elements of int32 and shape (4,)": lambda w: w.fetch_add(0, ..., [1, 2]),
     "'a' is not for an element": lambda w: w.compare_swap(0, 0, "a", 1),
 }
