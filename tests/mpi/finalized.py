@@ -29,9 +29,11 @@ comm.all_reduce(x)
 pending = []
 if MPI.Query_thread() < MPI.THREAD_MULTIPLE and rank == 0:  # so they cannot be done
     pending = [other.all_reduce(x, async_op=True) for other in (comm, idle)]
+message = comm.irecv(np.empty(10), there, tag=1)  # which nobody sends
 MPI.Finalize()
 texts = []
 for call in (
+    lambda: message.done() and message.wait(),
     *(work.wait for work in pending[:1]),
     lambda: comm.all_reduce(x),
     lambda: comm.all_reduce(x, async_op=True).wait(),

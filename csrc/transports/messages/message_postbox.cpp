@@ -224,9 +224,11 @@ void MessagePostbox::progress() {
 bool MessagePostbox::done(Ticket ticket) {
   if (!engine_->at_home()) return false;  // messages are the parent's; so may be the mutex
   const std::lock_guard lock(engine_->mutex());
-  progress();
   const auto found = items_.find(ticket);
-  return found == items_.end() || found->second.done;
+  if (found == items_.end() || found->second.done) return true;
+  engine_->check_mpi();
+  progress();
+  return found->second.done;
 }
 
 bool MessagePostbox::forget(Ticket ticket) {
@@ -248,6 +250,7 @@ uint32_t MessagePostbox::wait(Ticket ticket, double timeout_s) {
                " was waited for, or its communicator closed");
     item = &found->second;  // stays where it is while others come and go
     COLL_CHECK(!item->awaited, "ConcurrentUseError", "another thread waits for message ", ticket);
+    if (!item->done) engine_->check_mpi();
     item->awaited = true;
   }
   struct Leave {
